@@ -1,0 +1,66 @@
+"""Where a sum over mesh axes ends: on every device, or scattered over a dim of the result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardops.rules.spec import Axes, Sizes, Spec, fit, shards
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The collectives that turn local partial sums into the result: first `scatter`, then the rest.
+
+    Scattering first leaves less to all-reduce.
+    """
+
+    scatter: tuple[tuple[int, Axes], ...] = ()  # (result dim, axes): tiled psum_scatter
+    all_reduce: Axes = ()  # one psum over all of them
+
+    def __bool__(self) -> bool:
+        return bool(self.scatter or self.all_reduce)
+
+    @property
+    def axes(self) -> Axes:
+        return tuple(a for _, axes in self.scatter for a in axes) + self.all_reduce
+
+
+def place_reduction(
+    axes: Axes, partial: Spec, shape: Sequence[int], sizes: Sizes, wanted: Spec | None
+) -> tuple[Reduction, Spec]:
+    """Scatter over the dims where `wanted` asks for the reduced axes, all-reduce the others.
+
+    An axis is scattered onto a dim only as the minor part of what shards the dim already, and only
+    in equal parts.
+
+    Returns: the reduction, and the spec of the result after it.
+    """
+    left = list(axes)
+    scatter: list[tuple[int, Axes]] = []
+    final = list(partial)
+    for dim, want in enumerate(wanted or ()):
+        have = final[dim]
+        if want[: len(have)] != have:
+            continue
+        tail: list[str] = []
+        for axis in want[len(have) :]:
+            if axis not in left:
+                break
+            tail.append(axis)
+        fitting = fit(tuple(tail), shape[dim] // shards(have, sizes), sizes)
+        if fitting:
+            scatter.append((dim, fitting))
+            final[dim] = have + fitting
+            left = [a for a in left if a not in fitting]
+    return Reduction(tuple(scatter), tuple(left)), tuple(final)
+
+
+def scattered(axes: Axes, partial: Spec, shape: Sequence[int], sizes: Sizes) -> Spec:
+    """The result sharding that costs the least: all of `axes` on the first dim that they divide.
+
+    A reduce-scatter moves half the bytes of an all-reduce.
+    """
+    for dim, have in enumerate(partial):
+        size = shape[dim] // shards(have, sizes)
+        if axes and size and fit(axes, size, sizes) == axes:
+            return (*partial[:dim], have + axes, *partial[dim + 1 :])
+    return partial
