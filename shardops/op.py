@@ -1,0 +1,68 @@
+"""What an op tells the router: how it lies on a mesh, what one device does, how it batches."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+from shardops.rules.spec import Spec
+
+Arrays = Sequence[jax.Array]
+Shapes = tuple[tuple[int, ...], ...]
+AxisSizes = tuple[tuple[str, int], ...]
+Wanted = tuple[Spec | None, ...]  # the sharding wanted of each result, where it is known
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where operands and results of one call lie, and the plan that says so."""
+
+    operands: tuple[Spec, ...]
+    results: tuple[Spec, ...]
+    plan: Any
+
+
+class Op(Protocol):
+    """An op with its statics, hashable. Arrays are its operands; `None` operands are left out."""
+
+    @property
+    def scope(self) -> str:
+        """Its name in profiles and in HLO."""
+        ...
+
+    def place(
+        self, shapes: Shapes, specs: tuple[Spec, ...], sizes: AxisSizes, wanted: Wanted
+    ) -> Placement:
+        """Plan from what is offered and wanted. Pure."""
+        ...
+
+    def local(self, plan: Any, arrays: Arrays, inner: "Inner") -> tuple[jax.Array, ...]:
+        """One device's share, with the plan's collectives; a plan of None has none.
+
+        Work on the device goes through `inner`, which knows about axes that are still Auto.
+        """
+        ...
+
+    def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
+        """Shardy's factor names of each dim of operands and results."""
+        ...
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """The op on operands of which some have a new first dim; so do all results."""
+        ...
+
+
+Inner = Callable[..., tuple[jax.Array, ...]]  # (op, *arrays) -> results
+
+
+def bare(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The local op with no mesh in sight."""
+    return op.local(None, arrays, bare)
+
+
+def with_derivative(function: Callable[..., Any]) -> Any:
+    """`jax.custom_vjp` of a function whose first two arguments are its statics."""
+    return jax.custom_vjp(function, nondiff_argnums=(0, 1))

@@ -1,0 +1,188 @@
+"""Checks of arguments. Each error names op, argument, value and what to do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from shardops.errors import wrong
+from shardops.rules.spec import Spec, axes_in, shards, to_spec
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def arrays(op: str, **given: Any) -> list[Any]:
+    """The arguments as float arrays; None stays None."""
+    return [None if a is None else _array(op, name, a) for name, a in given.items()]
+
+
+def _array(op: str, name: str, value: Any) -> jax.Array:
+    if hasattr(value, "scale_inv"):
+        raise NotImplementedError(
+            f"{op}: {name} is a ScaledArray; expected an Array. Products and norms of scaled "
+            "arrays (FP8, MXFP8) are coming: until then pass `scaled.dequantize(dtype)`."
+        )
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise TypeError(
+            wrong(op, name, f"a {type(value).__name__}", "an array", "Convert it with jnp.asarray.")
+        )
+    array = jnp.asarray(value)
+    if array.dtype.name not in FLOATS:
+        raise TypeError(
+            wrong(op, name, f"of dtype {array.dtype}", " | ".join(FLOATS), f"Cast {name} first.")
+        )
+    return array
+
+
+def not_yet(op: str, argument: str, value: object) -> None:
+    """Refuse an argument whose feature is coming."""
+    if value is not None:
+        raise NotImplementedError(
+            f"{op}: {argument} is {value!r}; expected None. Quantised output (FP8, MXFP8) is "
+            "coming: until then quantise the result."
+        )
+
+
+def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
+    """The name of a supported float dtype."""
+    try:
+        name = jnp.dtype(default if value is None else value).name
+    except TypeError:
+        name = repr(value)
+    if name not in FLOATS:
+        raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), "Cast the result instead."))
+    return name
+
+
+def promoted(op: str, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both operands in their common dtype."""
+    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
+    return lhs.astype(dtype), rhs.astype(dtype)
+
+
+def one_of(op: str, argument: str, value: Any, allowed: Sequence[Any]) -> None:
+    """Refuse a value outside a list."""
+    if value not in allowed:
+        want = " | ".join(repr(a) for a in allowed)
+        raise ValueError(wrong(op, argument, repr(value), want, "Choose one of these."))
+
+
+def shape(op: str, argument: str, array: jax.Array, want: tuple[int, ...]) -> None:
+    """Refuse another shape."""
+    if array.shape != want:
+        raise ValueError(
+            wrong(op, argument, f"of shape {array.shape}", f"{want}", f"Reshape {argument}.")
+        )
+
+
+def dims_of(op: str, argument: str, dims: Sequence[int], array: jax.Array) -> tuple[int, ...]:
+    """Dims counted from the front, each in range and named once."""
+    out = []
+    for d in dims:
+        if isinstance(d, bool) or not isinstance(d, int | np.integer):
+            raise TypeError(wrong(op, argument, repr(dims), "integers", "Pass dims as ints."))
+        if not -array.ndim <= d < array.ndim:
+            raise ValueError(
+                wrong(
+                    op,
+                    argument,
+                    repr(tuple(dims)),
+                    f"dims of an array of shape {array.shape}",
+                    f"Dim {d} does not exist.",
+                )
+            )
+        out.append(int(d) % array.ndim)
+    if len(set(out)) < len(out):
+        raise ValueError(
+            wrong(op, argument, repr(tuple(dims)), "each dim once", "Drop the repeated dim.")
+        )
+    return tuple(out)
+
+
+def dim_pair(
+    op: str, argument: str, pair: Any, lhs: jax.Array, rhs: jax.Array
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A pair of dim lists, of lhs and of rhs."""
+    try:
+        of_lhs, of_rhs = (tuple(p) for p in pair)
+    except (TypeError, ValueError):
+        raise TypeError(
+            wrong(op, argument, repr(pair), "(dims of lhs, dims of rhs)", "Pass two sequences.")
+        ) from None
+    return dims_of(op, f"{argument}[0]", of_lhs, lhs), dims_of(op, f"{argument}[1]", of_rhs, rhs)
+
+
+def paired_dims(
+    op: str, argument: str, pair: Any, lhs: jax.Array, rhs: jax.Array
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A pair of dim lists that go together: as many of each, with the same sizes."""
+    of_lhs, of_rhs = dim_pair(op, argument, pair, lhs, rhs)
+    if len(of_lhs) != len(of_rhs):
+        raise ValueError(
+            wrong(op, argument, repr((of_lhs, of_rhs)), "as many of lhs as of rhs", "Pair them.")
+        )
+    for i, j in zip(of_lhs, of_rhs, strict=True):
+        if lhs.shape[i] != rhs.shape[j]:
+            raise ValueError(
+                wrong(
+                    op,
+                    argument,
+                    f"{(of_lhs, of_rhs)} of lhs {lhs.shape} and rhs {rhs.shape}",
+                    "equal sizes",
+                    f"lhs.shape[{i}] is {lhs.shape[i]} and rhs.shape[{j}] is {rhs.shape[j]}.",
+                )
+            )
+    return of_lhs, of_rhs
+
+
+def out_sharding(
+    op: str, value: Any, out_shape: tuple[int, ...], mesh: AbstractMesh
+) -> Spec | None:
+    """The wanted spec; None where none is asked for or the planner is to choose."""
+    if value is None or (isinstance(value, str) and value == "cheapest"):
+        return None
+    if isinstance(value, NamedSharding):
+        value = value.spec
+    if not isinstance(value, PartitionSpec):
+        want = 'a PartitionSpec, "cheapest" or None'
+        raise TypeError(wrong(op, "out_sharding", repr(value), want, "Pass jax.P(...)."))
+    if len(value) > len(out_shape):
+        want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
+        raise ValueError(wrong(op, "out_sharding", str(value), want, "Drop the entries beyond."))
+    spec = to_spec(value, len(out_shape))
+    free = {a: n for a, n in mesh.shape.items() if a not in mesh.manual_axes}
+    for axis in axes_in(spec):
+        if axis not in free:
+            have = f"axes of the mesh that are not manual, {tuple(free)}"
+            fix = f"Rename {axis!r}, or set the mesh with jax.set_mesh."
+            raise ValueError(wrong(op, "out_sharding", str(value), have, fix))
+    for dim, axes in enumerate(spec):
+        if out_shape[dim] % shards(axes, free):
+            want = f"axes that divide the result {out_shape}"
+            fix = f"Dim {dim} has {out_shape[dim]} elements for {shards(axes, free)} devices."
+            raise ValueError(wrong(op, "out_sharding", str(value), want, fix))
+    return spec
+
+
+def gemm_dims(
+    op: str, lhs: jax.Array, rhs: jax.Array, contracting: Any, batch_like: Any
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Checked contracting and batch-like dims."""
+    return (
+        paired_dims(op, "contracting_dims", contracting, lhs, rhs),
+        dim_pair(op, "batch_dims", batch_like, lhs, rhs),
+    )
+
+
+def epsilon(op: str, value: Any) -> float:
+    """A finite number >= 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(
+            wrong(op, "epsilon", f"a {type(value).__name__}", "a Python number", "It is static.")
+        )
+    if not 0 <= value < float("inf"):
+        raise ValueError(wrong(op, "epsilon", repr(value), "a finite number >= 0", "Use 1e-6."))
+    return float(value)

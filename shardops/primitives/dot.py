@@ -1,0 +1,107 @@
+"""dot_general: a drop-in for jax.lax.dot_general, true batch dims included."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardops import config
+from shardops.primitives import check
+from shardops.primitives.gemm import OutSharding, product
+from shardops.primitives.gemm_op import GemmOp
+
+
+def dot_general(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: OutSharding = None,
+) -> jax.Array:
+    """Multiply two arrays over contracting dims, one product for each element of the batch dims.
+
+        out[*b, *l, *r] = sum_k lhs[*b, *l, *k] rhs[*b, *k, *r]
+
+    The dims of each operand may stand in any order. A drop-in for `jax.lax.dot_general`: pass it as
+    Flax's `dot_general=`. Accumulates in float32. Operands that no kernel is made for (integers,
+    float64, complex, an algorithm as `precision`) go to `jax.lax.dot_general`.
+
+    Args:
+      lhs, rhs: float32 | bfloat16 | float16; of two dtypes, they are promoted as by jnp.
+      dimension_numbers: ((contracting of lhs, of rhs), (batch of lhs, of rhs)).
+      precision: as in jax.lax.dot_general; float32 operands use TF32 only where it, or
+        `jax.default_matmul_precision`, asks for it.
+      preferred_element_type: dtype of the result; None: the operands'.
+      out_sharding: PartitionSpec of the result, "cheapest" or None, as in `shardops.gemm`.
+    Returns: [*b, *l, *r].
+    Raises: TypeError for dtypes; ValueError for dims and shardings.
+    Sharding: batch dims: any axes, no communication; else as `shardops.gemm`.
+    Source: https://www.tensorflow.org/xla/operation_semantics#dotgeneral
+    """
+    if not _has_kernel(lhs, rhs, precision, preferred_element_type):
+        return _lax(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
+    lhs, rhs = check.arrays("dot_general", lhs=lhs, rhs=rhs)
+    lhs, rhs = check.promoted("dot_general", lhs, rhs)
+    try:
+        contracting, batch = dimension_numbers
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"dot_general: dimension_numbers is {dimension_numbers!r}; expected ((contracting of "
+            "lhs, of rhs), (batch of lhs, of rhs)). Pass two pairs."
+        ) from None
+    contracting = check.paired_dims("dot_general", "contracting dims", contracting, lhs, rhs)
+    batch = check.paired_dims("dot_general", "batch dims", batch, lhs, rhs)
+    for side, name in enumerate(("lhs", "rhs")):
+        both = {*contracting[side]} & {*batch[side]}
+        if both:
+            raise ValueError(
+                f"dot_general: dimension_numbers name dims {sorted(both)} of {name} as contracting "
+                "and as batch; expected one role a dim. Drop one of the two."
+            )
+    op = GemmOp(
+        name="dot_general",
+        contracting=contracting,
+        batch=batch,
+        out_dtype=check.float_dtype(
+            "dot_general", "preferred_element_type", preferred_element_type, lhs.dtype
+        ),
+        precision=_canonical(precision),
+        cheapest=isinstance(out_sharding, str) and out_sharding == "cheapest",
+        kernel=config.runs_as_kernel("dot_general"),
+    )
+    return product(op, lhs, rhs, None, None, out_sharding)
+
+
+def _has_kernel(lhs: Any, rhs: Any, precision: Any, preferred: Any) -> bool:
+    """Whether dtypes and precision are ones that `gemm` knows."""
+    if hasattr(lhs, "scale_inv") or hasattr(rhs, "scale_inv"):
+        return True  # refused with its reason
+    dtypes = [jnp.result_type(a) for a in (lhs, rhs)]
+    dtypes += [] if preferred is None else [jnp.dtype(preferred)]
+    known = all(d.name in check.FLOATS for d in dtypes)
+    return known and not isinstance(precision, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
+
+
+def _lax(
+    lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any, preferred: Any, out_sharding: Any
+) -> jax.Array:
+    sharded = {} if out_sharding in (None, "cheapest") else {"out_sharding": out_sharding}
+    return jax.lax.dot_general(
+        jnp.asarray(lhs),
+        jnp.asarray(rhs),
+        dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred,
+        **sharded,
+    )
+
+
+def _canonical(precision: Any) -> jax.lax.Precision | None:
+    """One Precision: of a pair (lhs, rhs) the more precise."""
+    if precision is None:
+        return None
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    given = [jax.lax.Precision(p) for p in pair if p is not None]
+    return max(given, key=lambda p: p.value, default=None)

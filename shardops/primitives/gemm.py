@@ -1,0 +1,234 @@
+"""GEMM: out = activation(lhs · rhs + add + bias), whatever the operands' sharding."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from shardops import config, routing
+from shardops.op import with_derivative
+from shardops.primitives import check
+from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
+from shardops.primitives.row_sum import row_sum
+from shardops.rules.spec import Spec
+
+Dims = tuple[int, ...]
+OutSharding = PartitionSpec | Literal["cheapest"] | None
+
+
+def gemm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    contracting_dims: tuple[Sequence[int], Sequence[int]] = ((-1,), (0,)),
+    batch_dims: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    bias: jax.Array | None = None,
+    activation: Activation | None = None,
+    add: jax.Array | None = None,
+    out_dtype: Any = None,
+    out_sharding: OutSharding = None,
+    precise_accumulation: bool = False,
+) -> jax.Array:
+    """Multiply two arrays over their contracting dims.
+
+        out[*l, *r] = activation(sum_k lhs[*l, *k] rhs[*k, *r] + add[*l, *r] + bias[*r])
+
+    l are the free dims of lhs and r those of rhs, each in order. Accumulates in float32; bias,
+    `add` and activation are applied in float32, then the result is rounded once.
+
+    Args:
+      lhs, rhs: float32 | bfloat16 | float16; of two dtypes, the operands are promoted as by jnp.
+      contracting_dims: the contracted dims of lhs and of rhs, paired in order; any number, order
+        and place. Negative dims count from the end.
+      batch_dims: dims of lhs and of rhs that are batch-like (batch, or sequence in data
+        parallelism). The result does not depend on them. A mesh axis that such a dim and another
+        one both have stays with it, and a sum over such dims is the data-parallel reduction.
+      bias: [*r], float32 | bfloat16 | float16.
+      activation: None | "gelu" (tanh approximation) | "silu" | "relu". The gradient uses the saved
+        pre-activation.
+      add: [*l, *r], added to the product (gradient accumulation).
+      out_dtype: dtype of the result; None: the operands'. Where it is wider than theirs, the
+        cotangent is rounded to the operands' dtype before the products of the gradient.
+      out_sharding: PartitionSpec of the result; None: free dims keep the operands' axes;
+        "cheapest": the reduced axes go where that moves least.
+      precise_accumulation: sum across devices in float32, and no fast FP8 accumulation.
+    Returns: [*l, *r].
+    Raises: TypeError for dtypes; ValueError for shapes, dims and shardings.
+    Sharding: an axis on the same contracting dim of both operands costs one all-reduce of the
+      result, or one reduce-scatter where the result is wanted sharded over it; several axes cost
+      one collective together. An axis on one operand's contracting dim only, or on free dims of
+      both, is gathered from one operand. All else is local. bias, `add` and activation come after
+      the sum.
+    Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
+    """
+    lhs, rhs, bias, add = check.arrays("gemm", lhs=lhs, rhs=rhs, bias=bias, add=add)
+    lhs, rhs = check.promoted("gemm", lhs, rhs)
+    contracting, like = check.gemm_dims("gemm", lhs, rhs, contracting_dims, batch_dims)
+    check.one_of("gemm", "activation", activation, (None, "gelu", "silu", "relu"))
+    op = GemmOp(
+        name="gemm",
+        contracting=contracting,
+        batch_like=like,
+        bias=bias is not None,
+        add=add is not None,
+        activation=activation,
+        out_dtype=check.float_dtype("gemm", "out_dtype", out_dtype, lhs.dtype),
+        cheapest=out_sharding == "cheapest",
+        precise=bool(precise_accumulation),
+        kernel=config.runs_as_kernel("gemm"),
+    )
+    dims = op.dims((lhs.shape, rhs.shape))
+    if bias is not None:
+        check.shape("gemm", "bias", bias, tuple(rhs.shape[j] for j in dims.rhs_free))
+    if add is not None:
+        check.shape("gemm", "add", add, dims.out_shape)
+    return product(op, lhs, rhs, bias, add, out_sharding)
+
+
+def product(
+    op: GemmOp,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    bias: jax.Array | None,
+    add: jax.Array | None,
+    out_sharding: OutSharding,
+) -> jax.Array:
+    """Run a checked product, its result sharded as `out_sharding` says."""
+    out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
+    wanted = check.out_sharding(op.name, out_sharding, out_shape, routing.mesh_of(lhs, rhs))
+    given = [a for a in (lhs, rhs, bias, add) if a is not None]
+    matched = iter(routing.match_varying(*given))
+    operands = [None if a is None else next(matched) for a in (lhs, rhs, bias, add)]
+    out = _product(op, wanted, *operands)
+    return out if wanted is None else routing.constrain(out, wanted)
+
+
+@with_derivative
+def _product(
+    op: GemmOp,
+    wanted: Spec | None,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    bias: jax.Array | None,
+    add: jax.Array | None,
+) -> jax.Array:
+    return routing.run(op, _given(lhs, rhs, bias, add), (wanted,))[0]
+
+
+def _given(*operands: jax.Array | None) -> list[jax.Array]:
+    return [a for a in operands if a is not None]
+
+
+def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
+    types = tuple(None if a is None else routing.Type.of(a) for a in (bias, add))
+    if op.activation is None:
+        return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
+    out, pre = _with_pre_activation(replace(op, save=True), wanted, lhs, rhs, bias, add)
+    return out, (lhs, rhs, pre, types)
+
+
+def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
+    """dz = dout · activation';  dlhs = dz · rhsᵀ,  drhs = lhsᵀ · dz,  dbias = sum_rows(dz)."""
+    lhs, rhs, pre, (bias_type, add_type) = saved
+    with jax.named_scope(f"shardops.{op.name}.grad"):
+        dz = dout
+        if op.activation is not None:
+            z = pre.astype(jnp.float32)
+            _, pull = jax.vjp(_activation(op), z)
+            dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
+        dlhs, drhs = _operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
+        dbias = dadd = None
+        if bias_type is not None:
+            n_rhs = len(op.dims((lhs.shape, rhs.shape)).rhs_free)
+            dbias = bias_type.apply(row_sum(dz, dz.ndim - n_rhs, bias_type.spec))
+        if add_type is not None:
+            dadd = add_type.apply(dz)
+    return dlhs, drhs, dbias, dadd
+
+
+_product.defvjp(_save, _pull)
+
+
+def _activation(op: GemmOp) -> Callable[[jax.Array], jax.Array]:
+    return ACTIVATIONS[op.activation] if op.activation else lambda z: z
+
+
+@with_derivative
+def _with_pre_activation(
+    op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any
+) -> Any:
+    """(out, pre-activation) from one pass. Its own derivative, for gradients of gradients, is that
+    of the product and the activation apart."""
+    return routing.run(op, _given(lhs, rhs, bias, add), (wanted, wanted))
+
+
+def _apart(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
+    linear = replace(op, activation=None, save=False)
+    pre = _product(linear, wanted, lhs, rhs, bias, add)
+    out = _activation(op)(pre.astype(jnp.float32)).astype(pre.dtype)
+    return out, pre
+
+
+_with_pre_activation.defvjp(
+    lambda op, wanted, *operands: (_with_pre_activation(op, wanted, *operands), operands),
+    lambda op, wanted, saved, cotangents: jax.vjp(partial(_apart, op, wanted), *saved)[1](
+        cotangents
+    ),
+)
+
+
+def _operand_cotangents(
+    op: GemmOp, lhs: jax.Array, rhs: jax.Array, dz: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Two products over dz [batch, lhs free, rhs free], each put back into its operand's order."""
+    d = op.dims((lhs.shape, rhs.shape))
+    batch, n_lhs = len(d.lhs_batch), len(d.lhs_free)
+    z_batch = tuple(range(batch))
+    z_lhs = tuple(range(batch, batch + n_lhs))
+    z_rhs = tuple(range(batch + n_lhs, dz.ndim))
+    plain = replace(
+        op,
+        bias=False,
+        add=False,
+        activation=None,
+        save=False,
+        cheapest=False,
+        out_dtype=lhs.dtype.name,
+        kernel=config.runs_as_kernel(f"{op.name}.grad"),
+    )
+    # [batch, lhs free, contracted in the order of rhs's dims]
+    by_rhs = sorted(range(len(d.rhs_k)), key=lambda n: d.rhs_k[n])
+    to_lhs = replace(
+        plain,
+        contracting=(z_rhs, d.rhs_free),
+        batch=(z_batch, d.rhs_batch),
+        batch_like=(d.out_batch_like, d.rhs_batch_like),
+    )
+    order = d.lhs_batch + d.lhs_free + tuple(d.lhs_k[n] for n in by_rhs)
+    dlhs = _reordered(to_lhs, (dz, rhs), order, like=lhs)
+    # [batch, contracted in the order of lhs's dims, rhs free]
+    by_lhs = sorted(range(len(d.lhs_k)), key=lambda n: d.lhs_k[n])
+    to_rhs = replace(
+        plain,
+        contracting=(d.lhs_free, z_lhs),
+        batch=(d.lhs_batch, z_batch),
+        batch_like=(d.lhs_batch_like, d.out_batch_like),
+    )
+    order = d.rhs_batch + tuple(d.rhs_k[n] for n in by_lhs) + d.rhs_free
+    drhs = _reordered(to_rhs, (lhs, dz), order, like=rhs)
+    return dlhs, drhs
+
+
+def _reordered(
+    op: GemmOp, operands: tuple[jax.Array, jax.Array], order: Dims, like: jax.Array
+) -> jax.Array:
+    """A product whose p-th result dim is dim `order[p]` of `like`, with the type of `like`."""
+    kind = routing.Type.of(like)
+    wanted = None if kind.spec is None else tuple(kind.spec[dim] for dim in order)
+    out = _product(op, wanted, *operands, None, None)
+    inverse = sorted(range(len(order)), key=lambda p: order[p])
+    return kind.apply(jnp.transpose(out, inverse))

@@ -1,0 +1,224 @@
+"""The product as an op: its placement, its local share, its vmap rule, its reference and kernel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from shardops import routing
+from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted
+from shardops.primitives.local import local_primitive
+from shardops.rules.gemm import GemmDims, GemmPlan, plan
+from shardops.rules.shardy import gemm_factors
+from shardops.rules.spec import Spec
+
+Dims = tuple[int, ...]
+DimPair = tuple[Dims, Dims]
+Activation = Literal["gelu", "silu", "relu"]
+ACTIVATIONS = {"gelu": jax.nn.gelu, "silu": jax.nn.silu, "relu": jax.nn.relu}
+
+
+@dataclass(frozen=True)
+class GemmOp:
+    """out = activation(lhs · rhs + add + bias). Operands: lhs, rhs, [bias], [add].
+
+    Results: out, and the pre-activation with `save`.
+    """
+
+    name: str
+    contracting: DimPair
+    batch: DimPair = ((), ())  # true batch dims
+    batch_like: DimPair = ((), ())
+    bias: bool = False
+    add: bool = False
+    activation: Activation | None = None
+    save: bool = False
+    out_dtype: str = "float32"
+    precision: Any = None
+    cheapest: bool = False
+    precise: bool = False
+    kernel: bool = True
+
+    @property
+    def scope(self) -> str:
+        return f"shardops.{self.name}"
+
+    def dims(self, shapes: Sequence[Sequence[int]]) -> GemmDims:
+        """The dims of a product of operands with these shapes."""
+        lhs, rhs = shapes[0], shapes[1]
+        return GemmDims(tuple(lhs), tuple(rhs), *self.contracting, *self.batch, *self.batch_like)
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+    ) -> Placement:
+        asked = "cheapest" if self.cheapest else next((w for w in wanted if w is not None), None)
+        planned = plan(self.dims(shapes), specs[0], specs[1], sizes, asked)
+        extra = ((planned.bias,) if self.bias else ()) + ((planned.out,) if self.add else ())
+        return Placement(
+            (planned.lhs, planned.rhs, *extra), (planned.out,) * (2 if self.save else 1), planned
+        )
+
+    def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
+        results = 2 if self.save else 1
+        return gemm_factors(self.dims(shapes), bias=self.bias, add=self.add, results=results)
+
+    def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
+        if plan is None:
+            return self._on_device(arrays)
+        if not plan.reduction:
+            return inner(self, *arrays)
+        # A sum over the mesh comes first: bias and activation may enter once only.
+        bare = replace(
+            self,
+            bias=False,
+            add=False,
+            activation=None,
+            save=False,
+            out_dtype="float32" if self.precise else self.out_dtype,
+        )
+        (partial,) = inner(bare, *arrays[:2])
+        return self._finish(routing.reduce(partial, plan.reduction), *self._optional(arrays))
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """A new first dim is a free dim of the operand that has it, a true batch dim if both do."""
+        del size
+        lhs, rhs = arrays[:2]
+        by_lhs, by_rhs = batched[:2]
+        bias, add = self._optional(arrays)
+        bias_batched = self.bias and batched[2]
+        n_batch, n_lhs = len(self.batch[0]), lhs.ndim - len(self.contracting[0] + self.batch[0])
+        if not (by_lhs or by_rhs) or (bias_batched and by_lhs):
+            return self._batch_apart(batched, arrays)
+        new = 0 if by_lhs and by_rhs else n_batch if by_lhs else n_batch + n_lhs
+        op = replace(
+            self,
+            contracting=_shift_pair(self.contracting, by_lhs, by_rhs),
+            batch=_shift_pair(self.batch, by_lhs, by_rhs),
+            batch_like=_shift_pair(self.batch_like, by_lhs, by_rhs),
+        )
+        if by_lhs and by_rhs:
+            op = replace(op, batch=((0, *op.batch[0]), (0, *op.batch[1])))
+        elif by_lhs:
+            op = replace(op, batch_like=((0, *op.batch_like[0]), op.batch_like[1]))
+        operands = [lhs, rhs]
+        if bias is not None and by_rhs and not by_lhs:  # the rhs's new free dim is a bias's too
+            bias = bias if bias_batched else jnp.broadcast_to(bias, (rhs.shape[0], *bias.shape))
+        operands += [] if bias is None else [bias]
+        if add is not None:
+            size_of_new = lhs.shape[0] if by_lhs else rhs.shape[0]
+            whole = add if batched[-1] else jnp.broadcast_to(add, (size_of_new, *add.shape))
+            operands.append(jnp.moveaxis(whole, 0, new))
+        axes = routing.explicit_spec(lhs if by_lhs else rhs)
+        asked = tuple(
+            None if w is None else (*w[:new], axes[0] if axes else (), *w[new:]) for w in wanted
+        )
+        return tuple(jnp.moveaxis(r, new, 0) for r in routing.run(op, operands, asked))
+
+    def _batch_apart(self, batched: Sequence[bool], arrays: Arrays) -> tuple[jax.Array, ...]:
+        """Where bias or `add` alone bring the new dim: the product apart, the rest on top of it."""
+        bare = replace(self, bias=False, add=False, activation=None, save=False)
+        operands = arrays[:2]
+        nothing: Wanted = (None,)
+        if any(batched[:2]):
+            (out,) = bare.vmapped(0, batched[:2], operands, nothing)
+        else:
+            out = routing.run(bare, operands, nothing)[0][None]
+        bias, add = self._optional(arrays)
+        if bias is not None:
+            stretch = out.ndim - bias.ndim + (0 if batched[2] else -1)
+            lead = bias.shape[:1] if batched[2] else (1,)
+            bias = bias.reshape(*lead, *(1,) * stretch, *bias.shape[int(batched[2]) :])
+        if add is not None and not batched[-1]:
+            add = add[None]
+        return self._finish(out, bias, add)
+
+    def _optional(self, arrays: Arrays) -> tuple[jax.Array | None, jax.Array | None]:
+        rest = iter(arrays[2:])
+        return (next(rest) if self.bias else None), (next(rest) if self.add else None)
+
+    def _finish(
+        self, z: jax.Array, bias: jax.Array | None, add: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        """What comes after the sum, in float32."""
+        z = z.astype(jnp.float32)
+        if add is not None:
+            z = z + add.astype(jnp.float32)
+        if bias is not None:
+            z = z + bias.astype(jnp.float32)
+        return self._activate(z)
+
+    def _activate(self, z: jax.Array) -> tuple[jax.Array, ...]:
+        out = ACTIVATIONS[self.activation](z.astype(jnp.float32)) if self.activation else z
+        results = (out, z) if self.save else (out,)
+        return tuple(r.astype(self.out_dtype) for r in results)
+
+    def _on_device(self, arrays: Arrays) -> tuple[jax.Array, ...]:
+        epilogue = "gelu_aux" if self.save else "gelu"
+        fused = self.activation == "gelu"
+        results = _local_gemm(
+            *arrays,
+            contracting=self.contracting,
+            batch=self.batch,
+            bias=self.bias,
+            add=self.add,
+            epilogue=epilogue if fused else "bias" if self.bias else "none",
+            out_dtype=self.out_dtype,
+            precision=self.precision,
+            kernel=self.kernel,
+        )
+        return results if fused else self._activate(results[0])
+
+
+def _shift_pair(pair: DimPair, by_lhs: bool, by_rhs: bool) -> DimPair:
+    return tuple(d + by_lhs for d in pair[0]), tuple(d + by_rhs for d in pair[1])
+
+
+def gemm_reference(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *extra: jax.Array,
+    contracting: DimPair,
+    batch: DimPair,
+    bias: bool,
+    add: bool,
+    epilogue: str,
+    out_dtype: str,
+    precision: Any,
+) -> tuple[jax.Array, ...]:
+    """The product on one device, in jnp: what the kernel computes, and what a CPU runs."""
+    rest = iter(extra)
+    z = jax.lax.dot_general(
+        lhs, rhs, (contracting, batch), precision=precision, preferred_element_type=jnp.float32
+    )
+    bias_array = next(rest) if bias else None
+    if add:
+        z = z + next(rest).astype(jnp.float32)
+    if bias_array is not None:
+        z = z + bias_array.astype(jnp.float32)
+    pre = z.astype(out_dtype)
+    if epilogue not in ("gelu", "gelu_aux"):
+        return (pre,)
+    out = jax.nn.gelu(z).astype(out_dtype)
+    return (out, pre) if epilogue == "gelu_aux" else (out,)
+
+
+def _gemm_kernel(
+    lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, bias: bool, add: bool, **statics: Any
+) -> tuple[jax.Array, ...]:
+    from shardops.kernels import gemm as kernels  # CUDA only: not imported on other machines
+
+    rest = iter(extra)
+    bias_array = next(rest) if bias else None
+    add_array = next(rest) if add else None
+    return tuple(kernels.gemm(lhs, rhs, bias_array, add_array, **statics))
+
+
+_local_gemm = local_primitive("shardops_gemm", gemm_reference, _gemm_kernel)

@@ -1,0 +1,64 @@
+"""A device-local op as a JAX primitive: the jnp reference on any platform, a kernel on CUDA."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import PartitionSpec
+
+Results = tuple[jax.Array, ...]
+
+
+def local_primitive(
+    name: str, reference: Callable[..., Results], kernel: Callable[..., Results]
+) -> Callable[..., Results]:
+    """Make `bind(*arrays, kernel=bool, **statics)` out of two functions with the same signature.
+
+    `reference` is what the op means, and what runs where no kernel does. `kernel` is called while
+    JAX lowers for CUDA, with the shapes of one device; it issues custom calls. A call with
+    `kernel=False`, or with an operand or result of no elements, lowers to the reference.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    def without_flag(function: Callable[..., Results]) -> Callable[..., Results]:
+        return lambda *arrays, kernel, **statics: function(*arrays, **statics)
+
+    def abstract(*avals: Any, kernel: bool, **statics: Any) -> list[Any]:
+        plain = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        results = jax.eval_shape(partial(reference, **statics), *plain)
+        # Derived from an operand's type, a result keeps the manual axes that it varies over.
+        return [_typed_like(avals[0], r) for r in results]
+
+    def cuda(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
+        results = jax.eval_shape(partial(reference, **statics), *arrays)
+        if not kernel or any(a.size == 0 for a in (*arrays, *results)):
+            return reference(*arrays, **statics)
+        return run_kernel(*arrays, **statics)
+
+    run_kernel = kernel
+    primitive.def_abstract_eval(abstract)
+    primitive.def_impl(lambda *arrays, **statics: _compiled(primitive, **statics)(*arrays))
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(without_flag(reference), multiple_results=True)
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(cuda, multiple_results=True), platform="cuda")
+    return lambda *arrays, **statics: tuple(primitive.bind(*arrays, **statics))
+
+
+def _typed_like(aval: Any, result: Any) -> Any:
+    spec = PartitionSpec(*(None,) * len(result.shape))
+    return aval.update(
+        shape=result.shape,
+        dtype=result.dtype,
+        weak_type=False,
+        sharding=aval.sharding.update(spec=spec),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _compiled(primitive: Primitive, **statics: Any) -> Callable[..., Any]:
+    return jax.jit(partial(primitive.bind, **statics))

@@ -1,0 +1,220 @@
+"""LayerNorm and RMSNorm. The residual's sum before and its cotangent after are fused in."""
+
+from typing import Any
+
+import jax
+
+from shardops import config, routing
+from shardops.errors import wrong
+from shardops.op import Wanted, with_derivative
+from shardops.primitives import check
+from shardops.primitives.norm_op import Kind, NormBackward, NormForward
+from shardops.rules.rowwise import Stats
+
+
+def layer_norm(
+    x: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array | None = None,
+    *,
+    add: jax.Array | None = None,
+    return_input: bool = False,
+    epsilon: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    quantizer: Any = None,
+    stats: Stats = "auto",
+) -> Any:
+    """Normalise each row to mean 0 and variance 1, then scale and shift.
+
+        h = x + add
+        y[r, h] = (h[r, h] - mean_h(h[r, h])) / sqrt(var_h(h[r, h]) + epsilon) * gamma[h] + beta[h]
+
+    Statistics in float32: the mean first, then the mean of centred squares. `h` is rounded to the
+    dtype of x before it is normalised, so that y is the norm of the `h` that is returned.
+
+    Args:
+      x: [*rows, h] float32 | bfloat16 | float16.
+      gamma: [h], any of these dtypes.
+      beta: [h], any of these dtypes; None: no shift.
+      add: [*rows, h], dtype of x: a residual, summed in float32 before the norm.
+      return_input: also return h. Its cotangent is added to dx in the backward kernel.
+      epsilon: added to the variance; >= 0.
+      zero_centered_gamma: scale by 1 + gamma, added in float32.
+      quantizer: coming; None.
+      stats: where an axis shards h: "distributed" combines the statistics over it, "gather" gathers
+        x first, "auto" takes whichever moves less (distributed).
+    Returns: y [*rows, h], dtype of x; with return_input (y, h).
+    Raises: TypeError for dtypes, ValueError for shapes, NotImplementedError for `quantizer`.
+    Sharding: rows: any axes, no communication. h: one all-reduce of a number a row for the mean and
+      one for the variance, or gathered. Gradients of gamma and beta: one all-reduce of both over
+      the axes that shard rows, or one reduce-scatter where they are wanted sharded.
+    Source: Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450
+    """
+    check.not_yet("layer_norm", "quantizer", quantizer)
+    return _norm(
+        "layer",
+        x,
+        gamma,
+        beta,
+        add,
+        return_input=return_input,
+        epsilon=epsilon,
+        zero_centered_gamma=zero_centered_gamma,
+        stats=stats,
+    )
+
+
+def rms_norm(
+    x: jax.Array,
+    gamma: jax.Array,
+    *,
+    add: jax.Array | None = None,
+    return_input: bool = False,
+    epsilon: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    quantizer: Any = None,
+    stats: Stats = "auto",
+) -> Any:
+    """Divide each row by its root mean square, then scale.
+
+        h = x + add
+        y[r, h] = h[r, h] / sqrt(mean_h(h[r, h]^2) + epsilon) * gamma[h]
+
+    Statistics in float32. `h` is rounded to the dtype of x before it is normalised, so that y is
+    the norm of the `h` that is returned.
+
+    Args:
+      x: [*rows, h] float32 | bfloat16 | float16.
+      gamma: [h], any of these dtypes.
+      add: [*rows, h], dtype of x: a residual, summed in float32 before the norm.
+      return_input: also return h. Its cotangent is added to dx in the backward kernel.
+      epsilon: added to the mean square; >= 0.
+      zero_centered_gamma: scale by 1 + gamma, added in float32.
+      quantizer: coming; None.
+      stats: where an axis shards h: "distributed" combines the statistics over it, "gather" gathers
+        x first, "auto" takes whichever moves less (distributed).
+    Returns: y [*rows, h], dtype of x; with return_input (y, h).
+    Raises: TypeError for dtypes, ValueError for shapes, NotImplementedError for `quantizer`.
+    Sharding: rows: any axes, no communication. h: one all-reduce of a number a row, or gathered.
+      Gradient of gamma: one all-reduce over the axes that shard rows, or one reduce-scatter where
+      it is wanted sharded.
+    Source: Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467
+    """
+    check.not_yet("rms_norm", "quantizer", quantizer)
+    return _norm(
+        "rms",
+        x,
+        gamma,
+        None,
+        add,
+        return_input=return_input,
+        epsilon=epsilon,
+        zero_centered_gamma=zero_centered_gamma,
+        stats=stats,
+    )
+
+
+def _norm(
+    kind: Kind,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    add: Any,
+    *,
+    return_input: bool,
+    epsilon: float,
+    zero_centered_gamma: bool,
+    stats: Stats,
+) -> Any:
+    name = f"{kind}_norm"
+    x, gamma, beta, add = check.arrays(name, x=x, gamma=gamma, beta=beta, add=add)
+    if x.ndim == 0 or x.shape[-1] == 0:
+        want = "[*rows, h] with h >= 1"
+        raise ValueError(wrong(name, "x", f"of shape {x.shape}", want, "Give x a last dim."))
+    check.shape(name, "gamma", gamma, x.shape[-1:])
+    if beta is not None:
+        check.shape(name, "beta", beta, x.shape[-1:])
+    if add is not None:
+        check.shape(name, "add", add, x.shape)
+        if add.dtype != x.dtype:
+            fix = "Cast `add`: h has the dtype of x."
+            raise TypeError(wrong(name, "add", f"of dtype {add.dtype}", f"{x.dtype}", fix))
+    check.one_of(name, "stats", stats, ("auto", "gather", "distributed"))
+    op = NormForward(
+        kind=kind,
+        beta=beta is not None,
+        add=add is not None,
+        epsilon=check.epsilon(name, epsilon),
+        zero_centered_gamma=bool(zero_centered_gamma),
+        stats=stats,
+        kernel=config.runs_as_kernel(name),
+    )
+    matched = iter(routing.match_varying(*(a for a in (x, gamma, beta, add) if a is not None)))
+    operands = [None if a is None else next(matched) for a in (x, gamma, beta, add)]
+    return _normalise(op, bool(return_input), *operands)
+
+
+@with_derivative
+def _normalise(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any) -> Any:
+    """-> y, or (y, h). Without `add`, h is x itself: its cotangent still joins dx in the kernel."""
+    return _save(op, return_input, x, gamma, beta, add)[0]
+
+
+def _save(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any) -> Any:
+    operands = [a for a in (x, gamma, beta, add) if a is not None]
+    y, h, mean, rstd = op.unpack(_run(op, (None,), *operands), x)
+    saved = (
+        h,
+        gamma,
+        mean,
+        rstd,
+        routing.Type.of(x),
+        beta if beta is None else routing.Type.of(beta),
+    )
+    return ((y, h) if return_input else y), saved
+
+
+def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> Any:
+    h, gamma, mean, rstd, x_type, beta_type = saved
+    dy, dh = cotangents if return_input else (cotangents, None)
+    gamma_type = routing.Type.of(gamma)
+    backward = NormBackward(
+        kind=op.kind,
+        beta=op.beta,
+        residual=return_input,
+        zero_centered_gamma=op.zero_centered_gamma,
+        stats=op.stats,
+        kernel=config.runs_as_kernel(f"{op.kind}_norm.grad"),
+    )
+    operands = routing.match_varying(*(a for a in (dy, h, gamma, mean, rstd, dh) if a is not None))
+    wanted = (x_type.spec, gamma_type.spec)
+    with jax.named_scope(f"shardops.{op.kind}_norm.grad"):
+        dx, dgamma, *dbeta = _run(backward, wanted, *operands)
+        dx = x_type.apply(dx)
+        return (
+            dx,
+            gamma_type.apply(dgamma),
+            beta_type.apply(dbeta[0]) if dbeta else None,
+            dx if op.add else None,
+        )
+
+
+_normalise.defvjp(_save, _pull)
+
+
+@with_derivative
+def _run(op: NormForward | NormBackward, wanted: Wanted, *arrays: jax.Array) -> Any:
+    """The routed op. Its own derivative, for gradients of gradients, is that of the reference."""
+    return routing.run(op, arrays, wanted)
+
+
+def _run_save(op: Any, wanted: Wanted, *arrays: jax.Array) -> Any:
+    return routing.run(op, arrays, wanted), arrays
+
+
+def _run_pull(op: Any, wanted: Wanted, arrays: Any, cotangents: Any) -> Any:
+    del wanted
+    return jax.vjp(op.reference, *arrays)[1](cotangents)
+
+
+_run.defvjp(_run_save, _run_pull)

@@ -1,0 +1,125 @@
+"""The norms on one device: the jnp reference, which says what they mean, and the kernels."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from shardops.primitives.local import local_primitive
+from shardops.rules.spec import Axes
+
+Kind = Literal["layer", "rms"]
+
+
+def _mean(x: jax.Array, axes: Axes) -> jax.Array:
+    """The mean over the last dim, of which each device along `axes` has an equal part."""
+    mean = jnp.mean(x, -1)
+    return jax.lax.pmean(mean, axes) if axes else mean
+
+
+def _scale(gamma: jax.Array, zero_centered: bool) -> jax.Array:
+    return gamma.astype(jnp.float32) + (1.0 if zero_centered else 0.0)
+
+
+def forward_reference(
+    x: jax.Array,
+    gamma: jax.Array,
+    *extra: jax.Array,
+    kind: Kind,
+    beta: bool,
+    add: bool,
+    epsilon: float,
+    zero_centered_gamma: bool,
+    axes: Axes = (),
+) -> tuple[jax.Array, ...]:
+    """The norm in jnp: what the kernel computes, and what a CPU runs."""
+    rest = iter(extra)
+    shift = next(rest) if beta else None
+    h = x
+    if add:
+        h = (x.astype(jnp.float32) + next(rest).astype(jnp.float32)).astype(x.dtype)
+    wide = h.astype(jnp.float32)
+    mean = _mean(wide, axes) if kind == "layer" else None
+    centred = wide if mean is None else wide - mean[..., None]
+    rstd = jax.lax.rsqrt(_mean(jnp.square(centred), axes) + epsilon)
+    y = centred * rstd[..., None] * _scale(gamma, zero_centered_gamma)
+    if shift is not None:
+        y = y + shift.astype(jnp.float32)
+    residual = (h,) if add else ()
+    return (y.astype(x.dtype), *residual, *(() if mean is None else (mean,)), rstd)
+
+
+def backward_reference(
+    dy: jax.Array,
+    h: jax.Array,
+    gamma: jax.Array,
+    *extra: jax.Array,
+    kind: Kind,
+    beta: bool,
+    residual: bool,
+    zero_centered_gamma: bool,
+    axes: Axes = (),
+) -> tuple[jax.Array, ...]:
+    """The norm's gradient in jnp.
+
+    dx = rstd · (g - mean(g) - x̂ · mean(g · x̂)) + dh,  g = dy · gamma,  x̂ = (h - mean) · rstd;
+    dgamma = sum over rows of dy · x̂,  dbeta = sum over rows of dy. RMSNorm has no mean(g).
+    """
+    rest = iter(extra)
+    wide, dwide = h.astype(jnp.float32), dy.astype(jnp.float32)
+    if kind == "layer":
+        wide = wide - next(rest)[..., None]
+    rstd = next(rest)[..., None]
+    unit = wide * rstd
+    g = dwide * _scale(gamma, zero_centered_gamma)
+    if kind == "layer":
+        both = _mean(jnp.stack([g, g * unit]), axes)[..., None]
+        dx = rstd * (g - both[0] - unit * both[1])
+    else:
+        dx = rstd * (g - unit * _mean(g * unit, axes)[..., None])
+    if residual:
+        dx = dx + next(rest).astype(jnp.float32)
+    rows = tuple(range(h.ndim - 1))
+    sums = [jnp.sum(dwide * unit, rows)] + ([jnp.sum(dwide, rows)] if beta else [])
+    return (dx.astype(h.dtype), *sums)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _forward_kernel(
+    x: jax.Array, gamma: jax.Array, *extra: jax.Array, beta: bool, add: bool, **statics: Any
+) -> tuple[jax.Array, ...]:
+    from shardops.kernels import norm as kernels  # CUDA only: not imported on other machines
+
+    rest = iter(extra)
+    shift = next(rest) if beta else None
+    residual = _flat(next(rest)) if add else None
+    results = kernels.norm_forward(_flat(x), gamma, shift, residual, **statics)
+    return tuple(r.reshape(x.shape if r.ndim == 2 else x.shape[:-1]) for r in results)
+
+
+def _backward_kernel(
+    dy: jax.Array,
+    h: jax.Array,
+    gamma: jax.Array,
+    *extra: jax.Array,
+    residual: bool,
+    kind: Kind,
+    **statics: Any,
+) -> tuple[jax.Array, ...]:
+    from shardops.kernels import norm as kernels
+
+    rest = iter(extra)
+    mean = next(rest).reshape(-1) if kind == "layer" else None
+    rstd = next(rest).reshape(-1)
+    dh = _flat(next(rest)) if residual else None
+    dx, *sums = kernels.norm_backward(
+        _flat(dy), _flat(h), gamma, mean, rstd, dh, kind=kind, **statics
+    )
+    return (dx.reshape(h.shape), *sums)
+
+
+local_forward = local_primitive("shardops_norm_forward", forward_reference, _forward_kernel)
+local_backward = local_primitive("shardops_norm_backward", backward_reference, _backward_kernel)

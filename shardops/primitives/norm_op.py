@@ -1,0 +1,191 @@
+"""Forward and backward of the norms as ops: placement, local share, vmap rule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardops import routing
+from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted
+from shardops.primitives.norm_local import (
+    Kind,
+    backward_reference,
+    forward_reference,
+    local_backward,
+    local_forward,
+)
+from shardops.rules.reduction import Reduction
+from shardops.rules.rowwise import RowwisePlan, Stats, plan_rowwise
+from shardops.rules.spec import Spec
+
+Factors = tuple[list[list[str]], list[list[str]]]
+
+
+@dataclass(frozen=True)
+class NormForward:
+    """Operands: x, gamma, [beta], [add]. Results: y, [h], [mean], rstd; mean for LayerNorm only."""
+
+    kind: Kind
+    beta: bool
+    add: bool
+    epsilon: float
+    zero_centered_gamma: bool
+    stats: Stats
+    kernel: bool
+
+    @property
+    def scope(self) -> str:
+        return f"shardops.{self.kind}_norm"
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+    ) -> Placement:
+        plan = plan_rowwise(shapes[0], specs[0], sizes, self.stats, wanted[0] if wanted else None)
+        operands = (plan.x, plan.gamma, *(plan.gamma,) * self.beta, *(plan.x,) * self.add)
+        return Placement(operands, self._results(plan.x, plan.rows), plan)
+
+    def factors(self, shapes: Shapes) -> Factors:
+        # gamma and beta have factors of their own: where they lie must not decide where x does.
+        rows = [f"r{i}" for i in range(len(shapes[0]) - 1)]
+        x = [*rows, "h"]
+        y = [*rows, "o"] if self.stats == "gather" else x
+        operands = [x, ["g"], *[["b"]] * self.beta, *[x] * self.add]
+        return operands, list(self._results(y, rows))
+
+    def _results(self, full: Any, rows: Any) -> tuple[Any, ...]:
+        return (full, *(full,) * self.add, *(rows,) * (self.kind == "layer"), rows)
+
+    def unpack(self, results: Sequence[jax.Array], x: jax.Array) -> tuple[Any, Any, Any, Any]:
+        """y, h, mean or None, rstd."""
+        rest = iter(results)
+        y = next(rest)
+        h = next(rest) if self.add else x
+        mean = next(rest) if self.kind == "layer" else None
+        return y, h, mean, next(rest)
+
+    def local(
+        self, plan: RowwisePlan | None, arrays: Arrays, inner: Inner
+    ) -> tuple[jax.Array, ...]:
+        if plan is None:
+            return local_forward(*arrays, kernel=self.kernel, **self._statics)
+        if plan.hidden:  # the reference, between the sums that combine its statistics
+            return forward_reference(*arrays, **self._statics, axes=plan.hidden)
+        return inner(self, *arrays)
+
+    def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """The op in plain jnp."""
+        return forward_reference(*arrays, **self._statics)
+
+    @property
+    def _statics(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "beta": self.beta,
+            "add": self.add,
+            "epsilon": self.epsilon,
+            "zero_centered_gamma": self.zero_centered_gamma,
+        }
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """A new dim of x is one more row dim. A gamma for each example runs the reference."""
+        if any(batched[1 : 2 + self.beta]):
+            return jax.vmap(self.reference, [0 if b else None for b in batched])(*arrays)
+        del wanted
+        rows = [
+            a if b or a.ndim == 1 else jnp.broadcast_to(a, (size, *a.shape))
+            for a, b in zip(arrays, batched, strict=True)
+        ]
+        return routing.run(self, rows, ())
+
+
+@dataclass(frozen=True)
+class NormBackward:
+    """Operands: dy, h, gamma, [mean], rstd, [dh]. Results: dx, dgamma, [dbeta], these in float32.
+
+    dh is a cotangent of h that joins dx before it is rounded.
+    """
+
+    kind: Kind
+    beta: bool
+    residual: bool
+    zero_centered_gamma: bool
+    stats: Stats
+    kernel: bool
+
+    @property
+    def scope(self) -> str:
+        return f"shardops.{self.kind}_norm.grad"
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+    ) -> Placement:
+        dx, dgamma = (wanted[0], wanted[1]) if wanted else (None, None)
+        plan = plan_rowwise(shapes[1], specs[1], sizes, self.stats, dx, dgamma)
+        return Placement(
+            self._operands(plan.x, plan.gamma, plan.rows),
+            (plan.x, *(plan.parameter_out,) * (1 + self.beta)),
+            plan,
+        )
+
+    def factors(self, shapes: Shapes) -> Factors:
+        rows = [f"r{i}" for i in range(len(shapes[1]) - 1)]
+        x = [*rows, "h"]
+        dx = [*rows, "o"] if self.stats == "gather" else x
+        return list(self._operands(x, ["g"], rows)), [dx, ["p"], *[["q"]] * self.beta]
+
+    def _operands(self, x: Any, gamma: Any, rows: Any) -> tuple[Any, ...]:
+        statistics = (rows,) * (2 if self.kind == "layer" else 1)
+        return (x, x, gamma, *statistics, *(x,) * self.residual)
+
+    def local(
+        self, plan: RowwisePlan | None, arrays: Arrays, inner: Inner
+    ) -> tuple[jax.Array, ...]:
+        if plan is None:
+            return local_backward(*arrays, kernel=self.kernel, **self._statics)
+        if plan.hidden:
+            dx, *sums = backward_reference(*arrays, **self._statics, axes=plan.hidden)
+        else:
+            dx, *sums = inner(self, *arrays)
+        return (dx, *_reduce_together(sums, plan.parameter))
+
+    def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """The op in plain jnp."""
+        return backward_reference(*arrays, **self._statics)
+
+    @property
+    def _statics(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "beta": self.beta,
+            "residual": self.residual,
+            "zero_centered_gamma": self.zero_centered_gamma,
+        }
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """A gradient of gamma for each example: the reference, through XLA."""
+        del size, wanted
+        return jax.vmap(self.reference, [0 if b else None for b in batched])(*arrays)
+
+
+def _reduce_together(sums: list[jax.Array], reduction: Reduction) -> list[jax.Array]:
+    """Gradients of gamma and beta in one collective."""
+    if not reduction:
+        return sums
+    if len(sums) == 1:
+        return [routing.reduce(sums[0], reduction)]
+    both = replace(reduction, scatter=tuple((d + 1, axes) for d, axes in reduction.scatter))
+    return list(routing.reduce(jnp.stack(sums), both))

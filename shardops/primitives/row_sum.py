@@ -1,0 +1,88 @@
+"""The sum over leading dims: a bias's gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardops import routing
+from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted, with_derivative
+from shardops.rules.rowwise import RowSumPlan, plan_row_sum
+from shardops.rules.spec import Spec
+
+
+def row_sum(x: jax.Array, rows: int, wanted: Spec | None = None) -> jax.Array:
+    """Sum over the first dims.
+
+        out[*c] = sum_r x[*r, *c]
+
+    Args:
+      x: [*r, *c].
+      rows: how many dims r are.
+      wanted: the sharding wanted of the result.
+    Returns: [*c] in float32.
+    Sharding: one all-reduce over the axes that shard rows, or one reduce-scatter where the result
+      is wanted sharded over them.
+    """
+    return _row_sum(rows, wanted, x)
+
+
+@with_derivative
+def _row_sum(rows: int, wanted: Spec | None, x: jax.Array) -> jax.Array:
+    return routing.run(RowSumOp(rows), (x,), (wanted,))[0]
+
+
+def _save(rows: int, wanted: Spec | None, x: jax.Array) -> Any:
+    return _row_sum(rows, wanted, x), x
+
+
+def _pull(rows: int, wanted: Spec | None, x: jax.Array, dout: jax.Array) -> Any:
+    del rows, wanted
+    return (routing.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
+
+
+_row_sum.defvjp(_save, _pull)
+
+
+@dataclass(frozen=True)
+class RowSumOp:
+    """Operand x [kept, *r, *c], result [kept, *c]: `kept` leading dims are not summed."""
+
+    rows: int
+    kept: int = 0
+
+    @property
+    def scope(self) -> str:
+        return "shardops.row_sum"
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+    ) -> Placement:
+        asked = wanted[0] if wanted else None
+        plan = plan_row_sum(shapes[0], specs[0], self.kept, self.rows, sizes, asked)
+        return Placement((plan.operand,), (plan.out,), plan)
+
+    def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
+        names = [f"d{i}" for i in range(len(shapes[0]))]
+        return [names], [names[: self.kept] + names[self.kept + self.rows :]]
+
+    def local(self, plan: RowSumPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
+        if plan is None:
+            summed = tuple(range(self.kept, self.kept + self.rows))
+            return (jnp.sum(arrays[0].astype(jnp.float32), summed),)
+        (partial,) = inner(self, *arrays)
+        return (routing.reduce(partial, plan.reduction),)
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        del size, batched
+        spec = routing.explicit_spec(arrays[0])
+        asked = tuple(None if w is None else (spec[0] if spec else (), *w) for w in wanted)
+        return routing.run(replace(self, kept=self.kept + 1), arrays, asked)
