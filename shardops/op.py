@@ -66,3 +66,8 @@ def bare(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 def with_derivative(function: Callable[..., Any]) -> Any:
     """`jax.custom_vjp` of a function whose first two arguments are its statics."""
     return jax.custom_vjp(function, nondiff_argnums=(0, 1))
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """`function` as one program where it is called eagerly; inlined where it is traced."""
+    return jax.jit(function, static_argnums=(0, 1), inline=True)

@@ -19,10 +19,10 @@ import jax
 from jax.custom_batching import custom_vmap
 from jax.sharding import AbstractMesh, NamedSharding
 
-from shardops.op import Arrays, Op, Wanted, bare
+from shardops.op import Arrays, Op, Placement, Wanted, bare
 from shardops.routing_auto import run_auto
 from shardops.rules.reduction import Reduction
-from shardops.rules.spec import Spec, only, to_partition_spec, to_spec
+from shardops.rules.spec import Axes, Spec, only, to_partition_spec, to_spec
 
 
 def run(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:
@@ -47,8 +47,13 @@ def _batchable(op: Op, wanted: Wanted) -> Callable[..., tuple[jax.Array, ...]]:
 
 def _route(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:
     mesh = mesh_of(*arrays)
-    if mesh.explicit_axes:
-        return _explicit(op, arrays, wanted, mesh)
+    explicit = _explicit_axes(mesh)
+    if explicit:
+        return _explicit(op, arrays, wanted, mesh, explicit)
+    return _on_other_axes(op, arrays, mesh)
+
+
+def _on_other_axes(op: Op, arrays: Arrays, mesh: AbstractMesh) -> tuple[jax.Array, ...]:
     # Without a mesh in the types, shardings may still arrive with the arguments of a jit.
     unknown = mesh.empty and jax.device_count() > 1
     if unknown or any(mesh.shape[a] > 1 for a in mesh.auto_axes):
@@ -124,47 +129,94 @@ class Type:
     def apply(self, array: jax.Array) -> jax.Array:
         """`array`, cast and, where it lies elsewhere, resharded."""
         array = array.astype(self.dtype)
-        if self.spec is None or explicit_spec(array) == self.spec:
-            return array
-        return jax.sharding.reshard(array, NamedSharding(self.mesh, to_partition_spec(self.spec)))
+        return array if self.spec is None else _resharded(array, self.mesh, self.spec)
 
 
 def constrain(array: jax.Array, wanted: Spec) -> jax.Array:
-    """`array` sharded as `wanted`, whose axes are Explicit or Auto ones of its mesh."""
+    """`array` sharded as `wanted`, whose axes are Explicit or Auto ones of its mesh.
+
+    On a mesh of both kinds a spec without Auto axes, such as a type's, leaves those open.
+    """
     mesh = mesh_of(array)
     if mesh.explicit_axes:
-        partition = to_partition_spec(only(wanted, mesh.explicit_axes))
-        array = jax.sharding.reshard(array, NamedSharding(mesh, partition))
-    if mesh.auto_axes:
-        partition = to_partition_spec(only(wanted, mesh.auto_axes))
-        array = jax.lax.with_sharding_constraint(array, NamedSharding(mesh, partition))
+        array = _resharded(array, mesh, only(wanted, mesh.explicit_axes))
+    auto = only(wanted, mesh.auto_axes)
+    if any(auto) or (mesh.auto_axes and not mesh.explicit_axes):
+        sharding = NamedSharding(mesh, to_partition_spec(auto))
+        array = jax.lax.with_sharding_constraint(array, sharding)
     return array
 
 
-def _explicit(op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh) -> tuple[jax.Array, ...]:
-    axes = mesh.explicit_axes
-    specs = tuple(only(type_spec(a), axes) for a in arrays)
-    known = tuple(None if w is None else only(w, axes) for w in wanted)
-    sizes = tuple((a, mesh.shape[a]) for a in axes)
-    placement = op.place(tuple(a.shape for a in arrays), specs, sizes, known)
+def moved_once(array: jax.Array, uses: Sequence[tuple[Op, Arrays, Wanted]]) -> jax.Array:
+    """`array` where all of its `uses` (op, operands, wanted) will have it, if that is one place.
+
+    On Explicit axes each op reshards its operands; two ops that gather the same one would gather it
+    twice.
+    """
+    mesh = mesh_of(array)
+    axes = _explicit_axes(mesh)
+    if not axes:
+        return array
+    places = set()
+    for op, arrays, wanted in uses:
+        placement = _place(op, arrays, wanted, mesh, axes)
+        places |= {s for a, s in zip(arrays, placement.operands, strict=True) if a is array}
+    return _resharded(array, mesh, places.pop()) if len(places) == 1 else array
+
+
+def _explicit(
+    op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes
+) -> tuple[jax.Array, ...]:
+    # An axis of one device moves nothing, but a sum over it would still compile to a collective:
+    # such axes stay out of the work, and come back in the types of the results.
+    typed = _place(op, arrays, wanted, mesh, axes)
+    working_axes = tuple(a for a in axes if mesh.shape[a] > 1)
+    working = _place(op, arrays, wanted, mesh, working_axes)
+    moved = [_resharded(a, mesh, s) for a, s in zip(arrays, working.operands, strict=True)]
 
     def body(*shards: jax.Array) -> tuple[jax.Array, ...]:
-        def inner(inner_op: Op, *operands: jax.Array) -> tuple[jax.Array, ...]:
-            return _route(inner_op, match_varying(*operands), ())
-
         with jax.named_scope(op.scope):
-            return op.local(placement.plan, shards, inner)
+            return op.local(working.plan, shards, _inside)
 
-    in_specs = tuple(to_partition_spec(s) for s in placement.operands)
-    moved = [
-        jax.sharding.reshard(a, NamedSharding(mesh, s))
-        for a, s in zip(arrays, in_specs, strict=True)
-    ]
-    mapped = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=tuple(to_partition_spec(s) for s in placement.results),
-        axis_names=set(axes),
+    if working_axes:
+        results = jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=tuple(to_partition_spec(s) for s in working.operands),
+            out_specs=tuple(to_partition_spec(s) for s in working.results),
+            axis_names=set(axes),
+        )(*moved)
+    else:
+        results = _on_other_axes(op, moved, mesh)
+    return tuple(_resharded(r, mesh, s) for r, s in zip(results, typed.results, strict=True))
+
+
+def _place(op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes) -> Placement:
+    """The plan as far as `axes` go, from the types of the operands."""
+    return op.place(
+        tuple(a.shape for a in arrays),
+        tuple(only(type_spec(a), axes) for a in arrays),
+        tuple((a, mesh.shape[a]) for a in axes),
+        tuple(None if w is None else only(w, axes) for w in wanted),
     )
-    return mapped(*moved)
+
+
+def _inside(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The op on what a shard_map over the Explicit axes leaves to each device."""
+    matched = match_varying(*arrays)
+    return _on_other_axes(op, matched, mesh_of(*matched))
+
+
+def _resharded(array: jax.Array, mesh: AbstractMesh, spec: Spec) -> jax.Array:
+    if explicit_spec(array) == spec:
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh, to_partition_spec(spec)))
+
+
+def _explicit_axes(mesh: AbstractMesh) -> Axes:
+    """The Explicit axes that a shard_map may map here: not those that an enclosing vmap maps."""
+    # Private: there is no public way to ask. Such an axis shards the batch dim, unseen in here.
+    from jax._src.core import get_axis_env
+
+    taken = get_axis_env().explicit_mesh_axis_names
+    return tuple(a for a in mesh.explicit_axes if a not in taken)

@@ -148,7 +148,8 @@ def out_sharding(
         value = value.spec
     if not isinstance(value, PartitionSpec):
         want = 'a PartitionSpec, "cheapest" or None'
-        raise TypeError(wrong(op, "out_sharding", repr(value), want, "Pass jax.P(...)."))
+        error = ValueError if isinstance(value, str) else TypeError
+        raise error(wrong(op, "out_sharding", repr(value), want, "Pass jax.P(...)."))
     if len(value) > len(out_shape):
         want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
         raise ValueError(wrong(op, "out_sharding", str(value), want, "Drop the entries beyond."))

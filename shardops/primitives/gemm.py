@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from shardops import config, routing
-from shardops.op import with_derivative
+from shardops.op import compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
 from shardops.primitives.row_sum import row_sum
@@ -103,8 +103,11 @@ def product(
     given = [a for a in (lhs, rhs, bias, add) if a is not None]
     matched = iter(routing.match_varying(*given))
     operands = [None if a is None else next(matched) for a in (lhs, rhs, bias, add)]
-    out = _product(op, wanted, *operands)
-    return out if wanted is None else routing.constrain(out, wanted)
+    out = _compiled_product(op, wanted, *operands)
+    if wanted is None:
+        return out
+    with jax.named_scope(op.scope):
+        return routing.constrain(out, wanted)
 
 
 @with_derivative
@@ -151,6 +154,7 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
 
 
 _product.defvjp(_save, _pull)
+_compiled_product = compiled(_product)
 
 
 def _activation(op: GemmOp) -> Callable[[jax.Array], jax.Array]:
@@ -200,7 +204,7 @@ def _operand_cotangents(
         out_dtype=lhs.dtype.name,
         kernel=config.runs_as_kernel(f"{op.name}.grad"),
     )
-    # [batch, lhs free, contracted in the order of rhs's dims]
+    # to_lhs: [batch, lhs free, contracted in the order of rhs's dims]
     by_rhs = sorted(range(len(d.rhs_k)), key=lambda n: d.rhs_k[n])
     to_lhs = replace(
         plain,
@@ -208,9 +212,7 @@ def _operand_cotangents(
         batch=(z_batch, d.rhs_batch),
         batch_like=(d.out_batch_like, d.rhs_batch_like),
     )
-    order = d.lhs_batch + d.lhs_free + tuple(d.lhs_k[n] for n in by_rhs)
-    dlhs = _reordered(to_lhs, (dz, rhs), order, like=lhs)
-    # [batch, contracted in the order of lhs's dims, rhs free]
+    # to_rhs: [batch, contracted in the order of lhs's dims, rhs free]
     by_lhs = sorted(range(len(d.lhs_k)), key=lambda n: d.lhs_k[n])
     to_rhs = replace(
         plain,
@@ -218,17 +220,24 @@ def _operand_cotangents(
         batch=(d.lhs_batch, z_batch),
         batch_like=(d.lhs_batch_like, d.out_batch_like),
     )
-    order = d.rhs_batch + tuple(d.rhs_k[n] for n in by_lhs) + d.rhs_free
-    drhs = _reordered(to_rhs, (lhs, dz), order, like=rhs)
-    return dlhs, drhs
+    lhs_order = d.lhs_batch + d.lhs_free + tuple(d.lhs_k[n] for n in by_rhs)
+    rhs_order = d.rhs_batch + tuple(d.rhs_k[n] for n in by_lhs) + d.rhs_free
+    lhs_wanted, rhs_wanted = _wanted(lhs, lhs_order), _wanted(rhs, rhs_order)
+    dz = routing.moved_once(
+        dz, [(to_lhs, (dz, rhs), (lhs_wanted,)), (to_rhs, (lhs, dz), (rhs_wanted,))]
+    )
+    dlhs = _product(to_lhs, lhs_wanted, dz, rhs, None, None)
+    drhs = _product(to_rhs, rhs_wanted, lhs, dz, None, None)
+    return _reordered(dlhs, lhs_order, lhs), _reordered(drhs, rhs_order, rhs)
 
 
-def _reordered(
-    op: GemmOp, operands: tuple[jax.Array, jax.Array], order: Dims, like: jax.Array
-) -> jax.Array:
-    """A product whose p-th result dim is dim `order[p]` of `like`, with the type of `like`."""
-    kind = routing.Type.of(like)
-    wanted = None if kind.spec is None else tuple(kind.spec[dim] for dim in order)
-    out = _product(op, wanted, *operands, None, None)
+def _wanted(like: jax.Array, order: Dims) -> Spec | None:
+    """The sharding in the type of `like`, its dims in another order."""
+    spec = routing.explicit_spec(like)
+    return None if spec is None else tuple(spec[dim] for dim in order)
+
+
+def _reordered(out: jax.Array, order: Dims, like: jax.Array) -> jax.Array:
+    """An array whose p-th dim is dim `order[p]` of `like`, with the dims and the type of `like`."""
     inverse = sorted(range(len(order)), key=lambda p: order[p])
-    return kind.apply(jnp.transpose(out, inverse))
+    return routing.Type.of(like).apply(jnp.transpose(out, inverse))

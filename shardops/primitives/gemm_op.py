@@ -57,7 +57,8 @@ class GemmOp:
         sizes: AxisSizes,
         wanted: Wanted,
     ) -> Placement:
-        asked = "cheapest" if self.cheapest else next((w for w in wanted if w is not None), None)
+        # A sharding that the partitioner has chosen stands: another one would be moved to it.
+        asked = next((w for w in wanted if w is not None), "cheapest" if self.cheapest else None)
         planned = plan(self.dims(shapes), specs[0], specs[1], sizes, asked)
         extra = ((planned.bias,) if self.bias else ()) + ((planned.out,) if self.add else ())
         return Placement(

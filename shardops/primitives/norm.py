@@ -6,7 +6,7 @@ import jax
 
 from shardops import config, routing
 from shardops.errors import wrong
-from shardops.op import Wanted, with_derivative
+from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.norm_op import Kind, NormBackward, NormForward
 from shardops.rules.rowwise import Stats
@@ -151,7 +151,7 @@ def _norm(
     )
     matched = iter(routing.match_varying(*(a for a in (x, gamma, beta, add) if a is not None)))
     operands = [None if a is None else next(matched) for a in (x, gamma, beta, add)]
-    return _normalise(op, bool(return_input), *operands)
+    return _compiled_norm(op, bool(return_input), *operands)
 
 
 @with_derivative
@@ -200,6 +200,7 @@ def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> A
 
 
 _normalise.defvjp(_save, _pull)
+_compiled_norm = compiled(_normalise)
 
 
 @with_derivative
