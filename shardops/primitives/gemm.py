@@ -147,7 +147,7 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
         dbias = dadd = None
         if bias_type is not None:
             n_rhs = len(op.dims((lhs.shape, rhs.shape)).rhs_free)
-            dbias = bias_type.apply(row_sum(dz, dz.ndim - n_rhs, bias_type.spec))
+            dbias = bias_type.apply(row_sum(f"{op.name}.grad", dz, dz.ndim - n_rhs, bias_type.spec))
         if add_type is not None:
             dadd = add_type.apply(dz)
     return dlhs, drhs, dbias, dadd

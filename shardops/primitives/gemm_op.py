@@ -222,4 +222,11 @@ def _gemm_kernel(
     return tuple(kernels.gemm(lhs, rhs, bias_array, add_array, **statics))
 
 
-_local_gemm = local_primitive("shardops_gemm", gemm_reference, _gemm_kernel)
+def _gemm_on_cpu(lhs: jax.Array, rhs: jax.Array, *extra: Any, **statics: Any) -> Any:
+    """XLA:CPU multiplies 16-bit operands into float32 in some orders of dims only; widened, the
+    values are the same."""
+    wide = jnp.float32
+    return gemm_reference(lhs.astype(wide), rhs.astype(wide), *extra, **statics)
+
+
+_local_gemm = local_primitive("shardops_gemm", gemm_reference, _gemm_kernel, on_cpu=_gemm_on_cpu)

@@ -13,13 +13,17 @@ Results = tuple[jax.Array, ...]
 
 
 def local_primitive(
-    name: str, reference: Callable[..., Results], kernel: Callable[..., Results]
+    name: str,
+    reference: Callable[..., Results],
+    kernel: Callable[..., Results],
+    on_cpu: Callable[..., Results] | None = None,
 ) -> Callable[..., Results]:
     """Make `bind(*arrays, kernel=bool, **statics)` out of two functions with the same signature.
 
     `reference` is what the op means, and what runs where no kernel does. `kernel` is called while
     JAX lowers for CUDA, with the shapes of one device; it issues custom calls. A call with
-    `kernel=False`, or with an operand or result of no elements, lowers to the reference.
+    `kernel=False`, or with an operand or result of no elements, lowers to the reference. `on_cpu`
+    stands in for the reference where XLA:CPU cannot run that as it is.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -45,6 +49,9 @@ def local_primitive(
     mlir.register_lowering(
         primitive, mlir.lower_fun(without_flag(reference), multiple_results=True)
     )
+    if on_cpu is not None:
+        lowering = mlir.lower_fun(without_flag(on_cpu), multiple_results=True)
+        mlir.register_lowering(primitive, lowering, platform="cpu")
     mlir.register_lowering(primitive, mlir.lower_fun(cuda, multiple_results=True), platform="cuda")
     return lambda *arrays, **statics: tuple(primitive.bind(*arrays, **statics))
 

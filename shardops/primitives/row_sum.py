@@ -13,12 +13,13 @@ from shardops.rules.rowwise import RowSumPlan, plan_row_sum
 from shardops.rules.spec import Spec
 
 
-def row_sum(x: jax.Array, rows: int, wanted: Spec | None = None) -> jax.Array:
+def row_sum(op: str, x: jax.Array, rows: int, wanted: Spec | None = None) -> jax.Array:
     """Sum over the first dims.
 
         out[*c] = sum_r x[*r, *c]
 
     Args:
+      op: the op that asks, for profiles and HLO.
       x: [*r, *c].
       rows: how many dims r are.
       wanted: the sharding wanted of the result.
@@ -26,20 +27,20 @@ def row_sum(x: jax.Array, rows: int, wanted: Spec | None = None) -> jax.Array:
     Sharding: one all-reduce over the axes that shard rows, or one reduce-scatter where the result
       is wanted sharded over them.
     """
-    return _row_sum(rows, wanted, x)
+    return _row_sum(RowSumOp(op, rows), wanted, x)
 
 
 @with_derivative
-def _row_sum(rows: int, wanted: Spec | None, x: jax.Array) -> jax.Array:
-    return routing.run(RowSumOp(rows), (x,), (wanted,))[0]
+def _row_sum(op: "RowSumOp", wanted: Spec | None, x: jax.Array) -> jax.Array:
+    return routing.run(op, (x,), (wanted,))[0]
 
 
-def _save(rows: int, wanted: Spec | None, x: jax.Array) -> Any:
-    return _row_sum(rows, wanted, x), x
+def _save(op: "RowSumOp", wanted: Spec | None, x: jax.Array) -> Any:
+    return _row_sum(op, wanted, x), x
 
 
-def _pull(rows: int, wanted: Spec | None, x: jax.Array, dout: jax.Array) -> Any:
-    del rows, wanted
+def _pull(op: "RowSumOp", wanted: Spec | None, x: jax.Array, dout: jax.Array) -> Any:
+    del op, wanted
     return (routing.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
 
 
@@ -50,12 +51,13 @@ _row_sum.defvjp(_save, _pull)
 class RowSumOp:
     """Operand x [kept, *r, *c], result [kept, *c]: `kept` leading dims are not summed."""
 
+    name: str
     rows: int
     kept: int = 0
 
     @property
     def scope(self) -> str:
-        return "shardops.row_sum"
+        return f"shardops.{self.name}"
 
     def place(
         self,

@@ -1,0 +1,70 @@
+# Each target sets up .venv by itself. Variables:
+#   PYTHON=/path/to/python3   which Python makes .venv (default: the first one found from 3.11 up)
+#   CUDA=cuda13|cuda12        which CUDA `gpu` and `bench` install; `make demo CUDA=cuda13` installs it too
+#   SYSTEM_PACKAGES=1         without a network: .venv sees the packages of PYTHON, builds with its
+#                             scikit-build-core, pybind11 and jaxlib, and installs no others
+#   WORKERS=2                 processes that `test` spreads over
+#   GPU_WORKERS=8             processes that `gpu` spreads over, on one GPU
+#   DEMO="--steps 50"         options of the demo
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format gpu bench test-versions clean
+
+VENV ?= .venv
+export PYTHON SYSTEM_PACKAGES VENV
+RUN := $(VENV)/bin/python
+WORKERS ?= 2
+GPU_WORKERS ?= 8
+comma := ,
+GPU_CUDA := $(or $(CUDA),cuda13)
+DEMO_READY := $(VENV)/ready-demo$(if $(CUDA),$(comma)$(CUDA))
+TEST_READY := $(VENV)/ready-test,nvrtc,dev
+GPU_READY := $(VENV)/ready-test,$(GPU_CUDA)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cc csrc/*.h)
+SCRIPTS := scripts/setup_venv.sh scripts/requirements.py
+
+help: ## this list
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(DEMO_READY) ## train a small sharded language model on this machine (into out/demo)
+	$(RUN) examples/train_lm.py --out out/demo --overwrite $(DEMO)
+
+test: $(TEST_READY) ## every test that needs no GPU
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/gpu tests
+
+check: $(TEST_READY) ## format, lint, types, state of the GPU record, tests: what CI runs
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+	find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cuh' | \
+	  xargs $(VENV)/bin/clang-format --dry-run -Werror
+	$(RUN) tests/gpu/record.py --check
+	$(MAKE) --no-print-directory test
+
+format: $(TEST_READY) ## rewrite Python and C++ as `check` wants them
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+	find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
+
+gpu: $(GPU_READY) ## the tests that need a GPU, then the record of what they saw
+	JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false SHARDOPS_REQUIRE_GPUS=1 \
+	  $(RUN) -m pytest -p no:benchmark -n $(GPU_WORKERS) tests/gpu
+	$(RUN) tests/gpu/record.py
+
+bench: $(GPU_READY) ## time the kernels beside XLA on this GPU
+	$(RUN) benchmarks/bench.py
+
+test-versions: ## a smoke part of the tests on every supported pair of Python and JAX found here
+	scripts/test_versions.sh
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) .venv-versions build dist out .pytest_cache .ruff_cache
+
+$(VENV)/built: pyproject.toml shardops/version.py $(NATIVE) $(SCRIPTS)
+	scripts/setup_venv.sh build
+
+$(VENV)/ready-%: $(VENV)/built
+	scripts/setup_venv.sh extras $*

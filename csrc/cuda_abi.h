@@ -1,0 +1,158 @@
+// The part of the CUDA driver's and cuBLASLt's ABI that is called through dlsym.
+//
+// The extension needs nothing else of CUDA, so it builds on a machine that has none.
+// tests/cpp/abi_check.cc proves every value, size, offset and signature against the official
+// headers where those exist. All of it has been the same since CUDA 12.0.
+#ifndef SHARDOPS_CSRC_CUDA_ABI_H_
+#define SHARDOPS_CSRC_CUDA_ABI_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cu {
+
+using Device = int;
+using Pointer = unsigned long long;
+using Context = struct ContextTag*;
+using Stream = struct StreamTag*;
+using Library = struct LibraryTag*;
+using Kernel = struct KernelTag*;
+using Function = struct FunctionTag*;
+
+enum class Result : uint32_t { kSuccess = 0 };
+
+enum class FunctionAttribute : uint32_t {
+  kMaxDynamicSharedBytes = 8,
+  kNonPortableClusterSizeAllowed = 14,
+};
+
+enum class LaunchAttributeId : uint32_t { kClusterDimension = 4 };
+
+struct LaunchAttribute {
+  LaunchAttributeId id;
+  char pad[4];
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+// One member a symbol of libcuda, whose names carry version suffixes: see driver.cc.
+struct Functions {
+  Result (*Init)(unsigned flags);
+  Result (*GetErrorName)(Result, const char** name);
+  Result (*DriverGetVersion)(int*);
+  Result (*DeviceGet)(Device*, int ordinal);
+  Result (*DevicePrimaryCtxRetain)(Context*, Device);
+  Result (*CtxPushCurrent)(Context);
+  Result (*CtxPopCurrent)(Context*);
+  // `options` and `values` arrays, JIT options then library options; always empty here.
+  Result (*LibraryLoadData)(Library*, const void* image, int* options, void** values, unsigned,
+                            int* library_options, void** library_values, unsigned);
+  Result (*LibraryGetKernel)(Kernel*, Library, const char* name);
+  Result (*KernelGetFunction)(Function*, Kernel);
+  Result (*KernelSetAttribute)(FunctionAttribute, int value, Kernel, Device);
+  Result (*LaunchKernelEx)(const LaunchConfig*, Function, void** parameters, void** extra);
+  Result (*MemsetD8Async)(Pointer, unsigned char value, size_t bytes, Stream);
+};
+
+}  // namespace cu
+
+namespace lt {
+
+// Opaque: only ever held as pointers that the library made.
+using Handle = struct HandleTag*;
+using Desc = struct DescTag*;
+using Layout = struct LayoutTag*;
+using Preference = struct PreferenceTag*;
+
+// An algorithm is plain data: it may be stored and given back to the same version of the library.
+struct Algo {
+  uint64_t data[8];
+};
+
+enum class Status : uint32_t {
+  kSuccess = 0,
+  kNotInitialized = 1,
+  kInvalidValue = 7,
+  kNotSupported = 15,
+};
+
+struct HeuristicResult {
+  Algo algo;
+  size_t workspace_bytes;
+  Status state;
+  float waves;
+  int reserved[4];
+};
+
+enum class Type : uint32_t { kF32 = 0, kF16 = 2, kBF16 = 14 };
+
+enum class Compute : uint32_t { kF32 = 68, kF32FastTF32 = 77 };
+
+enum class Op : uint32_t { kN = 0, kT = 1 };
+
+enum class LayoutAttr : uint32_t {
+  kBatchCount = 5,   // int32
+  kBatchStride = 6,  // int64, elements
+};
+
+enum class DescAttr : uint32_t {
+  kTransA = 3,           // int32
+  kTransB = 4,           // int32
+  kEpilogue = 7,         // uint32
+  kBiasPointer = 8,      // pointer
+  kAuxPointer = 11,      // pointer
+  kAuxLd = 12,           // int64
+  kAuxBatchStride = 13,  // int64
+  kSmCount = 15,         // int32
+};
+
+// An epilogue is the sum of its parts, or kNone.
+enum class Epilogue : uint32_t { kNone = 1, kBias = 4, kGelu = 32, kAux = 128 };
+
+enum class PrefAttr : uint32_t {
+  kMaxWorkspace = 1,  // uint64
+  kMinAlignA = 5,     // uint32, bytes; so are the three that follow
+  kMinAlignB = 6,
+  kMinAlignC = 7,
+  kMinAlignD = 8,
+};
+
+// One member a symbol. Each name is the symbol without its "cublasLt" prefix.
+struct Functions {
+  size_t (*GetVersion)();
+  const char* (*GetStatusName)(Status);
+  Status (*Create)(Handle*);
+  Status (*MatmulDescCreate)(Desc*, Compute, Type scale_type);
+  Status (*MatmulDescDestroy)(Desc);
+  Status (*MatmulDescSetAttribute)(Desc, DescAttr, const void*, size_t);
+  Status (*MatrixLayoutCreate)(Layout*, Type, uint64_t rows, uint64_t cols, int64_t ld);
+  Status (*MatrixLayoutDestroy)(Layout);
+  Status (*MatrixLayoutSetAttribute)(Layout, LayoutAttr, const void*, size_t);
+  Status (*MatmulPreferenceCreate)(Preference*);
+  Status (*MatmulPreferenceDestroy)(Preference);
+  Status (*MatmulPreferenceSetAttribute)(Preference, PrefAttr, const void*, size_t);
+  Status (*MatmulAlgoGetHeuristic)(Handle, Desc, Layout a, Layout b, Layout c, Layout d, Preference,
+                                   int requested, HeuristicResult*, int* found);
+  Status (*MatmulAlgoCheck)(Handle, Desc, Layout a, Layout b, Layout c, Layout d, const Algo*,
+                            HeuristicResult*);
+  Status (*Matmul)(Handle, Desc, const void* alpha, const void* a, Layout, const void* b, Layout,
+                   const void* beta, const void* c, Layout, void* d, Layout, const Algo*,
+                   void* workspace, size_t workspace_bytes, cu::Stream);
+};
+
+}  // namespace lt
+
+#endif  // SHARDOPS_CSRC_CUDA_ABI_H_

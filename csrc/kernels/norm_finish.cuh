@@ -1,0 +1,46 @@
+// The parameter gradients of a norm: the last sum over the backward kernel's blocks.
+//
+//   dgamma[c] = sum_b partials[0, b, c],  dbeta[c] = sum_b partials[1, b, c] (HAS_BETA)
+//
+// Layout: partials [1 + HAS_BETA, blocks, COLS] float32; dgamma, dbeta [COLS] float32.
+// Threads: block (TILE_COLS, TILE_ROWS) sums TILE_COLS columns; thread (i, j) takes partials
+// j, j + TILE_ROWS, ... of column i, then column i's TILE_ROWS sums are added up pairwise in shared
+// memory. blockIdx.y picks dgamma or dbeta. A fixed order: the same bits every run.
+constexpr int kCols = COLS;
+constexpr int kTileCols = TILE_COLS;
+constexpr int kTileRows = TILE_ROWS;
+static_assert((kTileRows & (kTileRows - 1)) == 0, "the pairwise sum halves the rows");
+
+extern "C" __global__ void __launch_bounds__(kTileCols* kTileRows)
+    norm_finish(const float* __restrict__ partials, float* __restrict__ dgamma,
+#if HAS_BETA
+                float* __restrict__ dbeta,
+#endif
+                int blocks) {
+  __shared__ float tile[kTileRows][kTileCols];
+  const long long column = static_cast<long long>(blockIdx.x) * kTileCols + threadIdx.x;
+  const bool active = column < kCols;
+  const float* source = partials + static_cast<long long>(blockIdx.y) * blocks * kCols + column;
+
+  float sum = 0.0f;
+  if (active) {
+#pragma unroll 8
+    for (int b = threadIdx.y; b < blocks; b += kTileRows) {
+      sum += source[static_cast<long long>(b) * kCols];
+    }
+  }
+  tile[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+#pragma unroll
+  for (int half = kTileRows / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) tile[threadIdx.y][threadIdx.x] += tile[threadIdx.y + half][threadIdx.x];
+    __syncthreads();
+  }
+  if (active && threadIdx.y == 0) {
+    float* to = dgamma;
+#if HAS_BETA
+    if (blockIdx.y == 1) to = dbeta;
+#endif
+    to[column] = tile[0][threadIdx.x];
+  }
+}

@@ -1,0 +1,169 @@
+// Sums over the threads of a row, in an order fixed by the launch shape: the same bits every run.
+//
+// A row's threads are threadIdx.x in [0, kThreads); threadIdx.y tells the block's rows apart.
+// kThreads <= 32: a power of two, all inside one warp, shuffles only.
+// kThreads > 32: whole warps; one value a warp goes through shared memory. Two buffers used in turn
+// make one barrier a reduction enough: whoever writes a buffer again has passed the barrier of the
+// reduction between, which all threads reach only after they read the buffer.
+#pragma once
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+template <int kWidth>
+__device__ __forceinline__ float sum_lanes(float value) {
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+// So many warps' values are read one by one by every thread, which is less than the 5 shuffles of
+// a tree; whole 16-byte words of them, hence the padding.
+constexpr int kMaxSerialWarps = 16;
+__device__ constexpr int padded(int warps) { return (warps + 3) / 4 * 4; }
+
+template <int kThreads, int kRows, int kMaxSums>
+struct RowSum {
+  static constexpr int kWarps = kThreads > 32 ? kThreads / 32 : 1;
+  struct Buffers {
+    alignas(16) float values[2][kRows][kMaxSums][padded(kWarps)];
+  };
+
+  Buffers& buffers;
+  int turn;
+
+  __device__ explicit RowSum(Buffers& shared) : buffers(shared), turn(0) {}
+
+  // Every thread of the block must call this, also those of rows past the end.
+  template <int kSums>
+  __device__ __forceinline__ void operator()(float (&sums)[kSums]) {
+    static_assert(kSums <= kMaxSums, "more sums than the buffers hold");
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) sums[s] = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sums[s]);
+    if constexpr (kThreads > 32) {
+      const int lane = threadIdx.x % 32;
+      auto& mine = buffers.values[turn][threadIdx.y];
+      turn ^= 1;
+      if (lane == 0) {
+#pragma unroll
+        for (int s = 0; s < kSums; ++s) mine[s][threadIdx.x / 32] = sums[s];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) {
+        if constexpr (kWarps <= kMaxSerialWarps) {
+          sums[s] = 0.0f;
+#pragma unroll
+          for (int w = 0; w < kWarps; ++w) sums[s] += mine[s][w];
+        } else {
+          sums[s] = sum_lanes<32>(lane < kWarps ? mine[s][lane] : 0.0f);
+        }
+      }
+    }
+  }
+};
+
+// Mean and sum of squared distances from the mean, of a row held in registers, with one barrier:
+// each warp centres its part on its own mean, and the parts are merged by
+//   squares = sum_w (squares_w + count_w · (mean_w - mean)^2)     (Chan, Golub, LeVeque 1983)
+// so nothing is lost to a difference of large sums.
+template <int kThreads, int kRows, int kVectors, int kLength>
+struct RowMoments {
+  static constexpr int kWarps = kThreads > 32 ? kThreads / 32 : 1;
+  static constexpr int kCols = kVectors * kLength;
+  static_assert((kWarps - 1) * 32 < kVectors, "each warp owns a part");
+  struct Buffers {
+    alignas(16) float values[2][kRows][2][padded(kWarps)];
+  };
+
+  Buffers& buffers;
+  int turn;
+
+  __device__ explicit RowMoments(Buffers& shared) : buffers(shared), turn(0) {}
+
+  // Elements of the row that a warp owns.
+  static __device__ constexpr float count(int warp) {
+    int vectors = 0;
+    for (int first = warp * 32; first < kVectors; first += kThreads) {
+      vectors += kVectors - first < 32 ? kVectors - first : 32;
+    }
+    return static_cast<float>(vectors * kLength);
+  }
+
+  // `sum` is the thread's own; `squares_about(m)` its sum of (value - m)^2. Every thread of the
+  // block must call this.
+  template <typename Squares>
+  __device__ __forceinline__ void operator()(float sum, const Squares& squares_about, float& mean,
+                                             float& squares) {
+    sum = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum);
+    if constexpr (kThreads <= 32) {
+      mean = sum / kCols;
+      squares = sum_lanes<kThreads>(squares_about(mean));
+    } else {
+      const int lane = threadIdx.x % 32;
+      const int warp = threadIdx.x / 32;
+      auto& shared = buffers.values[turn][threadIdx.y];
+      turn ^= 1;
+      squares = sum_lanes<32>(squares_about(sum / count(warp)));
+      if (lane == 0) {
+        shared[0][warp] = sum;
+        shared[1][warp] = squares;
+      }
+      __syncthreads();
+      if constexpr (kWarps <= kMaxSerialWarps) {
+        sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sum += shared[0][w];
+        mean = sum / kCols;
+        squares = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) squares += squares_of_warp(shared, w, mean);
+      } else {
+        mean = sum_lanes<32>(lane < kWarps ? shared[0][lane] : 0.0f) / kCols;
+        squares = sum_lanes<32>(lane < kWarps ? squares_of_warp(shared, lane, mean) : 0.0f);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float squares_of_warp(const float (&shared)[2][padded(kWarps)],
+                                                          int warp, float mean) {
+    const float distance = shared[0][warp] / count(warp) - mean;
+    return shared[1][warp] + count(warp) * distance * distance;
+  }
+};
+
+// The same of a row too long for registers, seen piece by piece.
+struct Moments {
+  float count;
+  float mean;
+  float squares;
+};
+
+__device__ __forceinline__ Moments merged(const Moments& a, const Moments& b) {
+  const float count = a.count + b.count;
+  if (count == 0.0f) return a;
+  const float delta = b.mean - a.mean;
+  const float share = b.count / count;
+  return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
+}
+
+template <int kThreads>
+__device__ __forceinline__ Moments merged_over_block(Moments value, Moments (&shared)[32]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const Moments other = {__shfl_xor_sync(kAllLanes, value.count, offset),
+                           __shfl_xor_sync(kAllLanes, value.mean, offset),
+                           __shfl_xor_sync(kAllLanes, value.squares, offset)};
+    // The lower lane's part comes first on both sides, so that all lanes get the same bits.
+    value = (lane & offset) ? merged(other, value) : merged(value, other);
+  }
+  if (lane == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[0];
+  for (int w = 1; w < kThreads / 32; ++w) value = merged(value, shared[w]);
+  __syncthreads();
+  return value;
+}

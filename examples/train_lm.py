@@ -1,0 +1,103 @@
+"""Train a small character model, tensor-, sequence- and data-parallel, and compare with plain jnp.
+
+    python examples/train_lm.py                      8 virtual CPU devices, or the GPUs there are
+    python examples/train_lm.py --mesh dp=4,tp=2 --steps 400 --resume
+
+The text is the source of Python's own standard library. Writes a checkpoint and loss.png to --out.
+Exit code 1 where the loss curve leaves that of plain jnp, 2 for input that has to be changed.
+"""
+
+import sys
+from typing import Any
+
+from lm import text as corpus
+from lm.checkpoint import Store, open_store
+from lm.options import Options, UsageError, parse
+
+EVALUATION_BATCHES = 16
+ALLOWED_DIFFERENCE = 1e-3  # relative, float32
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        options = parse(arguments)
+        text = corpus.read(options.corpus, options.seq)
+        store = open_store(options, text.fingerprint)
+        return run(options, text, store)
+    except UsageError as error:
+        print(f"train_lm.py: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"train_lm.py: not enough memory for these sizes: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "train_lm.py: interrupted; --resume goes on from the last checkpoint", file=sys.stderr
+        )
+        return 130
+
+
+def run(options: Options, text: corpus.Text, store: Store) -> int:
+    # Imported after the input was checked: JAX takes seconds to start.
+    import jax
+    from rich.console import Console
+
+    from lm import report, training
+
+    console = Console()
+    mesh = training.make_mesh(options)
+    device = mesh.devices.flat[0]
+    state: Any = training.initial_state(options, corpus.VOCABULARY)
+    if options.resume:
+        state = store.restore(state, training.state_shardings(mesh, options.layers))
+    report.header(console, mesh, state["params"], text)
+
+    def batch(step: int) -> training.Batch:
+        return text.batch(options.seed, step, options.batch, options.seq)
+
+    def train(trainer: training.Trainer, title: str, saves: bool) -> list[float]:
+        losses = list(store.losses)
+        meter = report.Meter(console, title, options.batch * options.seq)
+        for step in meter.steps(store.start, options.steps):
+            losses.append(trainer.step(batch(step)))
+            meter.took(losses[-1])
+            done = step + 1
+            periodic = options.save_every and done % options.save_every == 0
+            if saves and (periodic or done == options.steps):
+                store.save(done, trainer.state, losses)
+        return losses
+
+    # Taken to the host first: training donates the arrays that it starts from.
+    start = jax.device_get(state)
+    trainer = training.Trainer(mesh, device, start, batch(0))
+    losses = train(trainer, "sharded", saves=True)
+
+    def evaluate(part: Any) -> float:
+        batches = text.evaluation(part, options.batch, options.seq, EVALUATION_BATCHES)
+        return trainer.evaluate(batches)
+
+    report.losses(console, evaluate(text.train), evaluate(text.held_out))
+    report.collectives(console, trainer.step_program)
+    plain = None
+    difference = 0.0
+    if options.check:
+        reference = training.Trainer(None, device, start, batch(0))
+        plain = train(reference, "jnp, one device", saves=False)[store.start :]
+        difference, at = report.largest_difference(losses[store.start :], plain)
+        console.print(
+            f"largest relative difference of the loss curve from plain jnp on one device: "
+            f"{difference:.2e}, at step {store.start + at + 1} (allowed {ALLOWED_DIFFERENCE:.0e})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    picture = options.out / "loss.png"
+    report.picture(picture, losses, plain)
+    console.print(f"wrote {picture} and {store.folder / str(options.steps)}", soft_wrap=True)
+    if difference > ALLOWED_DIFFERENCE:
+        print("train_lm.py: the loss curve left that of plain jnp", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""GEMM on the GPU, on one device's operands, through cuBLASLt: called while JAX lowers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import backend
+
+from shardops import config
+from shardops.kernels import library
+from shardops.kernels.gemm_layout import Layout, layout
+from shardops.kernels.target import current_target
+
+Epilogue = Literal["none", "bias", "gelu", "gelu_aux"]
+DimPair = tuple[tuple[int, ...], tuple[int, ...]]
+
+_TARGET_NAME = "shardops_gemm"
+_CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
+_COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType
+# What cuBLASLt may take. The algorithm it names says what it needs, often nothing.
+_WORKSPACE_LIMIT = 32 << 20
+_WORKSPACE_ALIGN = 256  # kWorkspaceAlign of csrc/gemm_plan.h
+_AUX_MULTIPLE = 8  # cuBLASLt: rows of the auxiliary output
+
+
+def gemm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    bias: jax.Array | None,
+    add: jax.Array | None,
+    *,
+    contracting: DimPair,
+    batch: DimPair,
+    epilogue: Epilogue,
+    out_dtype: Any,
+    precision: Any,
+) -> tuple[jax.Array, ...]:
+    """Multiplies, and does what follows the product in the same kernel where the library can.
+
+        z = lhs · rhs + add + bias;  out = z, or tanh-GELU(z);  aux = z
+
+    Accumulates in float32. An operand whose dims cuBLASLt cannot address is transposed first.
+
+    Args:
+      lhs, rhs: of one dtype, float32 | bfloat16 | float16; no empty dim.
+      bias: None, or [*rhs free dims].
+      add: None, or as the result.
+      contracting, batch: dims of lhs and of rhs, as in jax.lax.dot_general.
+      epilogue: what follows the product besides add; "gelu" and "gelu_aux" include the bias.
+      out_dtype: float32 | bfloat16 | float16.
+      precision: as in jax.lax.dot_general, but None is full float32 for float32 operands unless
+        jax_default_matmul_precision says otherwise.
+    Returns: out [*batch dims, *lhs free dims, *rhs free dims]; aux alike, only for "gelu_aux".
+    """
+    out_dtype = jnp.dtype(out_dtype)
+    product = _Product(layout(lhs.shape, rhs.shape, contracting, batch), _allows_tf32(precision))
+    if _fuses(lhs, bias, add, epilogue, out_dtype, product.layout):
+        fused = product.call(lhs, rhs, bias, add, epilogue, out_dtype)
+        if fused is not None:
+            return fused
+    bare = product.call(lhs, rhs, None, None, "none", jnp.dtype(jnp.float32))
+    if bare is None:
+        bare = (product.reference(lhs, rhs, (contracting, batch)),)
+    return _finish(bare[0], bias, add, epilogue, out_dtype)
+
+
+def _fuses(
+    lhs: jax.Array,
+    bias: jax.Array | None,
+    add: jax.Array | None,
+    epilogue: Epilogue,
+    out_dtype: np.dtype,
+    shape: Layout,
+) -> bool:
+    """Whether the library has the epilogue, and does it to the result's precision."""
+    if out_dtype not in (lhs.dtype, jnp.float32):
+        return False
+    # The library takes both in the result's dtype.
+    if bias is not None and out_dtype not in (bias.dtype, jnp.float32):
+        return False
+    if add is not None and add.dtype != out_dtype:
+        return False
+    # Its tanh is good to 11 bits.
+    if epilogue in ("gelu", "gelu_aux") and out_dtype == jnp.float32:
+        return False
+    return epilogue != "gelu_aux" or shape.n % _AUX_MULTIPLE == 0
+
+
+def _finish(
+    z: jax.Array,
+    bias: jax.Array | None,
+    add: jax.Array | None,
+    epilogue: Epilogue,
+    out_dtype: np.dtype,
+) -> tuple[jax.Array, ...]:
+    """The epilogue of a float32 product, apart from it."""
+    if add is not None:
+        z = z + add.astype(jnp.float32)
+    if bias is not None:
+        z = z + bias.astype(jnp.float32)
+    out = jax.nn.gelu(z, approximate=True) if epilogue in ("gelu", "gelu_aux") else z
+    results = (out, z) if epilogue == "gelu_aux" else (out,)
+    return tuple(r.astype(out_dtype) for r in results)
+
+
+@dataclass(frozen=True)
+class _Product:
+    layout: Layout
+    tf32: bool
+
+    def call(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        bias: jax.Array | None,
+        add: jax.Array | None,
+        epilogue: Epilogue,
+        out_dtype: np.dtype,
+    ) -> tuple[jax.Array, ...] | None:
+        """The custom call's results; None where cuBLASLt has no algorithm for it."""
+        aux, gelu = epilogue == "gelu_aux", epilogue in ("gelu", "gelu_aux")
+        attributes = {
+            **self._matrices(lhs.dtype, out_dtype),
+            "add": int(add is not None),
+            "bias": int(bias is not None),
+            "gelu": int(gelu),
+            "aux": int(aux),
+        }
+        if config.get().sm_margin:
+            attributes["sm_count"] = current_target().sm_count  # the margin is taken off already
+        algorithm = _algorithm(attributes)
+        if algorithm is None:
+            return None
+        operands = [self.layout.lhs.stored(lhs), self.layout.rhs.stored(rhs)]
+        if bias is not None:
+            operands.append(bias.astype(out_dtype))
+        if add is not None:
+            operands.append(add)
+        results = [jax.ShapeDtypeStruct(self.layout.result, out_dtype)] * (2 if aux else 1)
+        workspace = int(algorithm["workspace_bytes"])
+        scratch = jax.ShapeDtypeStruct((workspace + _WORKSPACE_ALIGN,), jnp.uint8)
+        outputs = jax.ffi.ffi_call(
+            _TARGET_NAME,
+            [*results, scratch] if workspace else results,
+            # A sum that is accumulated over calls stays in its place.
+            input_output_aliases={} if add is None else {len(operands) - 1: 0},
+        )(*operands, **{name: np.int64(value) for name, value in attributes.items()}, **algorithm)
+        return tuple(outputs[: len(results)])
+
+    def _matrices(self, dtype: Any, out_dtype: np.dtype) -> dict[str, int]:
+        shape = self.layout
+        return {
+            "m": shape.m,
+            "n": shape.n,
+            "k": shape.k,
+            "batch": shape.batch,
+            "transa": int(shape.lhs.transposed),
+            "transb": int(shape.rhs.transposed),
+            "lda": shape.lhs.ld,
+            "ldb": shape.rhs.ld,
+            "stride_a": shape.lhs.stride,
+            "stride_b": shape.rhs.stride,
+            "type": _CUDA_TYPES[jnp.dtype(dtype).name],
+            "out_type": _CUDA_TYPES[out_dtype.name],
+            "compute": _COMPUTE_TF32 if self.tf32 and dtype == jnp.float32 else _COMPUTE_F32,
+        }
+
+    def reference(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: tuple[DimPair, DimPair]
+    ) -> jax.Array:
+        """XLA's product in float32, for what cuBLASLt has no algorithm for."""
+        exact = jax.lax.Precision.DEFAULT if self.tf32 else jax.lax.Precision.HIGHEST
+        return jax.lax.dot_general(
+            lhs, rhs, dimension_numbers, precision=exact, preferred_element_type=jnp.float32
+        )
+
+
+def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
+    """The attributes that say how: cuBLASLt's favourite here, None where it has none.
+
+    A process without CUDA devices leaves the choice to the one that runs the program.
+    """
+    device = _query_device()
+    extension = library.core()
+    if device is None:
+        return {"workspace_bytes": np.int64(_WORKSPACE_LIMIT)}
+    found = extension.gemm_query(
+        device=device, limit=1, **attributes, workspace_bytes=_WORKSPACE_LIMIT
+    )
+    if not found:
+        return None
+    return {
+        "algo": np.frombuffer(found[0]["algo"], np.uint8),
+        "algo_version": np.int64(found[0]["algo_version"]),
+        "workspace_bytes": np.int64(found[0]["workspace_bytes"]),
+    }
+
+
+def _query_device() -> int | None:
+    """The CUDA ordinal of a device that this process runs on: another's would get a context."""
+    client = backend.backends().get("cuda")
+    return client.local_devices()[0].local_hardware_id if client is not None else None
+
+
+def _allows_tf32(precision: Any) -> bool:
+    """Whether TensorFloat-32 was asked for, for float32 operands: for both, where they differ."""
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision
+    parts: Sequence[Any] = precision if isinstance(precision, tuple) else (precision,)
+    return all(_names_tf32(part) for part in parts)
+
+
+def _names_tf32(precision: Any) -> bool:
+    if precision is None:
+        return False
+    name = precision if isinstance(precision, str) else getattr(precision, "name", str(precision))
+    return name.upper() in ("DEFAULT", "FASTEST", "HIGH", "TENSORFLOAT32", "TF32_TF32_F32")

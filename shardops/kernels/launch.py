@@ -1,0 +1,73 @@
+"""One kernel launch as one XLA custom call.
+
+The compiled kernel and its launch shape are attributes of the call, so a serialised executable
+carries its kernels and needs no compiler where it runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from shardops.kernels import compile, library, target
+
+_TARGET_NAME = "shardops_launch"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One specialisation of a device function.
+
+    Args:
+      file: source file in csrc/kernels.
+      name: the function's (unmangled) symbol.
+      constants: macros that the source is specialised by.
+    """
+
+    file: str
+    name: str
+    constants: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and the shape it is launched in.
+
+    Args:
+      shared_bytes: dynamic shared memory of a block.
+      zeroed: indices of results that are set to zero before the launch.
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    zeroed: tuple[int, ...] = ()
+
+
+def call(
+    launch: Launch,
+    operands: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    scalars: Sequence[np.generic] = (),
+) -> tuple[jax.Array, ...]:
+    """Launches a kernel whose parameters are the operands, the results, the scalars, in order."""
+    library.core()  # registers the custom call's target
+    kernel = launch.kernel
+    cubin = compile.cubin(kernel.file, kernel.name, kernel.constants, target.current_target().arch)
+    packed = b"".join(scalar.tobytes() for scalar in scalars)
+    outputs = jax.ffi.ffi_call(_TARGET_NAME, tuple(results))(
+        *operands,
+        cubin=np.frombuffer(cubin, np.uint8),
+        name=kernel.name,
+        grid=np.array(launch.grid, np.int64),
+        block=np.array(launch.block, np.int64),
+        cluster=np.array(launch.cluster, np.int64),
+        shared_bytes=np.int64(launch.shared_bytes),
+        scalars=np.frombuffer(packed, np.uint8),
+        sizes=np.array([scalar.nbytes for scalar in scalars], np.int64),
+        zeroed=np.array(launch.zeroed, np.int64),
+    )
+    return tuple(outputs)

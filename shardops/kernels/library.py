@@ -1,0 +1,157 @@
+"""The C++ extension, registered with JAX, and the CUDA libraries that it calls."""
+
+import ctypes
+import functools
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import jax
+from jax.extend import backend
+
+from shardops.errors import KernelUnavailableError
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library of CUDA's.
+
+    Args:
+      sonames: its file names, the preferred one first.
+      folders: where NVIDIA's wheels put it, under site-packages/nvidia.
+      symbols: functions of every version that will do.
+      fix: how to get it.
+    """
+
+    sonames: tuple[str, ...]
+    folders: tuple[str, ...]
+    symbols: tuple[str, ...]
+    fix: str
+
+
+LIBRARIES = {
+    "cuda": Library(
+        ("libcuda.so.1",),
+        (),
+        ("cuInit", "cuLibraryLoadData", "cuLaunchKernelEx"),
+        "Install the NVIDIA driver, 525 or newer.",
+    ),
+    "cublasLt": Library(
+        ("libcublasLt.so.13", "libcublasLt.so.12"),
+        ("cu13/lib", "cublas/lib"),
+        ("cublasLtGetVersion", "cublasLtMatmul"),
+        "Install jax[cuda13] or jax[cuda12], which bring it, or set CUDA_HOME to a CUDA toolkit.",
+    ),
+    "nvrtc": Library(
+        ("libnvrtc.so.13", "libnvrtc.so.12"),
+        ("cu13/lib", "cuda_nvrtc/lib"),
+        ("nvrtcVersion", "nvrtcCompileProgram"),
+        "pip install nvidia-cuda-nvrtc (CUDA 13) or nvidia-cuda-nvrtc-cu12, or set CUDA_HOME to a "
+        "CUDA toolkit.",
+    ),
+}
+
+_lock = threading.Lock()
+
+
+def core() -> ModuleType:
+    """Return `shardops._core`, its FFI types and targets registered with JAX.
+
+    A process without CUDA devices can lower for them, so there it needs none of CUDA's libraries.
+    Call it too before running a program that was deserialised rather than lowered here.
+
+    Raises: KernelUnavailableError where the extension or a library is missing.
+    """
+    has_devices = "cuda" in backend.backends()  # types must be registered after the backend exists
+    with _lock:
+        return _core(has_devices)
+
+
+@functools.cache
+def _core(has_devices: bool) -> ModuleType:
+    extension = _extension()
+    if has_devices:
+        extension.set_library_paths(driver=find_library("cuda"), cublaslt=find_library("cublasLt"))
+    _register(extension)
+    return extension
+
+
+def _extension() -> ModuleType:
+    try:
+        return importlib.import_module("shardops._core")
+    except ImportError as error:
+        raise KernelUnavailableError(
+            f"kernels: the extension shardops._core cannot be imported ({error}); expected it "
+            "beside the package. Reinstall shardops with a C++ compiler at hand: pip install "
+            "--force-reinstall --no-deps shardops."
+        ) from error
+
+
+@functools.cache
+def _register(extension: ModuleType) -> None:
+    for name, registration in extension.types().items():  # handlers refer to their types
+        jax.ffi.register_ffi_type(name, registration, platform="CUDA")
+    for name, stages in extension.targets().items():
+        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+
+
+def find_library(name: str) -> str:
+    """Return what to dlopen for "cuda", "cublasLt" or "nvrtc": a path, or a name the linker knows.
+
+    Looks at what the process has loaded (JAX's own, so that versions never mix), NVIDIA's wheels,
+    CUDA_HOME and CUDA_PATH, and the linker's search path. A library that does not load, or lacks a
+    function that is needed, is passed over.
+
+    Raises: KernelUnavailableError that lists all that was tried.
+    """
+    library = LIBRARIES[name]
+    tried: list[str] = []
+    for candidate in _candidates(library):
+        complaint = _complaint(candidate, library)
+        if complaint is None:
+            return candidate
+        tried.append(f"{candidate} ({complaint})")
+    raise KernelUnavailableError(
+        f"kernels: the library {name} is missing; expected one of {', '.join(library.sonames)}. "
+        f"{library.fix} Tried: {'; '.join(tried)}."
+    )
+
+
+def _candidates(library: Library) -> Iterator[str]:
+    yield from _loaded(library.sonames)
+    for root in sys.path:
+        for folder in library.folders:
+            for soname in library.sonames:
+                path = Path(root) / "nvidia" / folder / soname
+                if path.exists():
+                    yield str(path)
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := os.environ.get(variable):
+            for folder in ("lib64", "lib", "targets/x86_64-linux/lib"):
+                for soname in library.sonames:
+                    path = Path(home) / folder / soname
+                    if path.exists():
+                        yield str(path)
+    yield from library.sonames
+
+
+def _loaded(sonames: tuple[str, ...]) -> list[str]:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():  # not Linux
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    return sorted(p for p in paths if Path(p).name.startswith(sonames))
+
+
+def _complaint(candidate: str, library: Library) -> str | None:
+    try:
+        loaded = ctypes.CDLL(candidate)
+    except OSError as error:
+        return str(error)
+    missing = [symbol for symbol in library.symbols if not hasattr(loaded, symbol)]
+    return f"lacks {', '.join(missing)}" if missing else None

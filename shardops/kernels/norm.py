@@ -1,0 +1,102 @@
+"""LayerNorm and RMSNorm on the GPU, on one device's rows: called while JAX lowers."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardops.kernels import launch
+from shardops.kernels.norm_plan import NormProblem, backward_plan, forward_plan
+from shardops.kernels.target import current_target
+
+Kind = Literal["layer", "rms"]
+
+
+def norm_forward(
+    x: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array | None,
+    add: jax.Array | None,
+    *,
+    kind: Kind,
+    epsilon: float,
+    zero_centered_gamma: bool,
+) -> tuple[jax.Array, ...]:
+    """Normalises rows.
+
+        h = x + add;  y = (h - mean) · rstd · gamma + beta
+
+    Args:
+      x: [rows, n] float32 | bfloat16 | float16; at least one row.
+      gamma: [n]; beta: [n] or None; each of any of the three types.
+      add: None, or as x.
+    Returns: y as x; h as x, only with `add`; mean [rows] float32, only for "layer"; rstd [rows]
+      float32. The statistics are those of the rounded h.
+    """
+    problem = NormProblem(
+        *x.shape,
+        kind=kind,
+        x=x.dtype.name,
+        gamma=gamma.dtype.name,
+        beta=None if beta is None else beta.dtype.name,
+        add=add is not None,
+        zero_centered=zero_centered_gamma,
+    )
+    row_values = jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
+    like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    results = [like_x]
+    results += [like_x] if add is not None else []
+    results += [row_values] if kind == "layer" else []
+    return launch.call(
+        forward_plan(problem, current_target()),
+        [operand for operand in (x, gamma, beta, add) if operand is not None],
+        [*results, row_values],
+        [np.int64(problem.rows), np.float32(epsilon)],
+    )
+
+
+def norm_backward(
+    dy: jax.Array,
+    x: jax.Array,
+    gamma: jax.Array,
+    mean: jax.Array | None,
+    rstd: jax.Array,
+    dh: jax.Array | None,
+    *,
+    kind: Kind,
+    zero_centered_gamma: bool,
+    beta: bool,
+) -> tuple[jax.Array, ...]:
+    """Pulls a cotangent of y back.
+
+    Args:
+      dy: [rows, n], as x.
+      x: [rows, n], what was normalised (h where there was a residual).
+      mean: [rows] float32 for "layer", None for "rms"; rstd: [rows] float32.
+      dh: None, or as x: a further cotangent of h, added to dx before its one rounding.
+      beta: whether dbeta is wanted.
+    Returns: dx as x; dgamma [n] float32; dbeta [n] float32, only with `beta`. dgamma and dbeta are
+      sums over this device's rows.
+    """
+    problem = NormProblem(
+        *x.shape,
+        kind=kind,
+        x=x.dtype.name,
+        gamma=gamma.dtype.name,
+        beta=gamma.dtype.name if beta else None,
+        add=dh is not None,
+        zero_centered=zero_centered_gamma,
+    )
+    plan = backward_plan(problem, current_target())
+    dx, partials = launch.call(
+        plan.main,
+        [operand for operand in (dy, x, gamma, mean, rstd, dh) if operand is not None],
+        [
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.ShapeDtypeStruct(plan.workspace, jnp.float32),
+        ],
+        [np.int64(problem.rows)],
+    )
+    parameters = [jax.ShapeDtypeStruct(gamma.shape, jnp.float32)] * problem.sums
+    return dx, *launch.call(plan.finish, [partials], parameters, [np.int32(plan.workspace[1])])

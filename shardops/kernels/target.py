@@ -1,0 +1,83 @@
+"""The GPU that kernels are compiled and launched for."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+
+from shardops import config, errors
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a launch plan must know of a GPU.
+
+    Args:
+      arch: the real architecture, "sm_90".
+      sm_count: streaming multiprocessors.
+      shared_bytes: most dynamic shared memory that one block can opt in to.
+      threads_per_sm: most threads resident on a multiprocessor.
+    """
+
+    arch: str
+    sm_count: int
+    shared_bytes: int
+    threads_per_sm: int = 2048
+
+
+# (shared_bytes, threads_per_sm) by compute capability: CUDA C++ Programming Guide, table
+# "Technical Specifications per Compute Capability".
+_LIMITS = {
+    "sm_80": (166912, 2048),
+    "sm_86": (101376, 1536),
+    "sm_87": (166912, 1536),
+    "sm_89": (101376, 1536),
+    "sm_90": (232448, 2048),
+    "sm_100": (232448, 2048),
+    "sm_103": (232448, 2048),
+    "sm_120": (101376, 1536),
+    "sm_121": (101376, 1536),
+}
+# Holds on every architecture since sm_80, so an unknown one gets working, if not best, launches.
+_LEAST_LIMITS = (101376, 1536)
+
+# Part of JAX's own cache keys: a function jitted before is lowered anew inside the context.
+_override = jax.make_user_context(None)
+
+
+def target_for(arch: str, sm_count: int) -> Target:
+    """Describes a GPU of which only the architecture and the size are known."""
+    shared_bytes, threads_per_sm = _LIMITS.get(arch, _LEAST_LIMITS)
+    return Target(arch, sm_count, shared_bytes, threads_per_sm)
+
+
+@contextlib.contextmanager
+def use_target(target: Target) -> Iterator[None]:
+    """Lowers for `target` instead of this machine's GPU: for cross-compilation and tests."""
+    with _override(target):
+        yield
+
+
+def current_target() -> Target:
+    """Returns the GPU to lower for: `use_target`'s, else the first CUDA device that JAX has."""
+    override = _override.value
+    if override is not None:
+        return override
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError as error:
+        raise errors.KernelUnavailableError(
+            "kernels: no CUDA device is visible to JAX; expected one to compile for. On a machine "
+            'with an NVIDIA GPU, pip install "shardops[cuda13]"; elsewhere, lower for a named GPU '
+            "with shardops.kernels.target.use_target."
+        ) from error
+    major, minor = device.compute_capability.split(".")
+    if int(major) < 8:
+        raise NotImplementedError(
+            f"kernels: compute capability is {major}.{minor}; expected 8.0 or newer. "
+            "Set SHARDOPS_KERNELS= (empty) to run the reference on this GPU."
+        )
+    # SMs held back are for kernels that run beside ours, collectives say.
+    sm_count = max(1, device.core_count - config.get().sm_margin)
+    return target_for(f"sm_{major}{minor}", sm_count)
