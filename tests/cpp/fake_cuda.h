@@ -1,0 +1,24 @@
+// What the tests may ask of the stand-in for the CUDA driver.
+#ifndef SHARDOPS_TESTS_CPP_FAKE_CUDA_H_
+#define SHARDOPS_TESTS_CPP_FAKE_CUDA_H_
+
+#include <cstdint>
+
+extern "C" {
+
+// Between true and false the calling thread captures: whatever may not be captured fails.
+void fake_cuda_capture(bool on);
+
+// True in a thread that captures.
+bool fake_cuda_capturing();
+
+// The device of the calling thread's current context; -1: none.
+int fake_cuda_current_device();
+
+struct FakeCudaCounters {
+  int64_t libraries, kernels, memsets, launches;
+};
+FakeCudaCounters fake_cuda_counters();
+}
+
+#endif  // SHARDOPS_TESTS_CPP_FAKE_CUDA_H_

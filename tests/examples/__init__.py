@@ -1,0 +1,1 @@
+"""The examples and the README, run as a user runs them."""

@@ -1,0 +1,69 @@
+"""Runs a planned kernel on the host, from the same source that NVRTC compiles."""
+
+import ctypes
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+
+from shardops.kernels import compile
+from shardops.kernels.launch import Launch
+
+_SHIM = pathlib.Path(__file__).with_name("cuda_on_host.h")
+_COMPILER = shutil.which("g++")
+# Misaligned accesses print to stderr; the tests look for it.
+_FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-shared",
+    "-fPIC",
+    "-w",
+    "-fsanitize=alignment",
+    "-ffp-contract=off",
+]
+_DYNAMIC_SHARED = "extern __shared__ __align__(16) float shared_sums[];"
+
+reason_missing = None if _COMPILER else "no g++ on PATH to build the kernels for the host with"
+
+
+def run(
+    launch: Launch,
+    directory: pathlib.Path,
+    operands: list[np.ndarray],
+    results: list[np.ndarray],
+    scalars: list[np.generic],
+) -> None:
+    """Launches on host memory: `results` are written in place."""
+    library = _built(launch, directory)
+    arrays = [*operands, *results]
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    packed = [np.asarray(scalar) for scalar in scalars]
+    addresses = [ctypes.addressof(pointer) for pointer in pointers]
+    addresses += [scalar.ctypes.data for scalar in packed]
+    grid, block = ((ctypes.c_uint * 3)(*shape) for shape in (launch.grid, launch.block))
+    broken = library.emulate(
+        grid,
+        block,
+        ctypes.c_long(launch.shared_bytes),
+        (ctypes.c_void_p * len(addresses))(*addresses),
+    )
+    assert broken == 0, f"{launch.kernel.name}: a block's threads met different barriers"
+
+
+def _built(launch: Launch, directory: pathlib.Path) -> ctypes.CDLL:
+    kernel = launch.kernel
+    text = compile.source_text(kernel.file, kernel.constants, leave_out=("ptx.cuh",))
+    text = text.replace(_DYNAMIC_SHARED, "float* shared_sums = dynamic_shared;")
+    source = directory / f"{kernel.name}-{abs(hash(kernel)):x}.cc"
+    library = source.with_suffix(".so")
+    if not library.exists():
+        source.write_text(
+            f'#include "{_SHIM}"\n{text}\n'
+            'extern "C" int emulate(const Index* grid, const Index* block, long shared_bytes,\n'
+            "                       void** arguments) {\n"
+            f"  return host::launch({kernel.name}, *grid, *block, shared_bytes, arguments);\n}}\n"
+        )
+        assert _COMPILER is not None
+        subprocess.run([_COMPILER, *_FLAGS, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))

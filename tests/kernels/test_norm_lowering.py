@@ -1,0 +1,88 @@
+"""The norms lowered for CUDA on a machine that has none: the custom calls and what they carry."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardops import errors
+from shardops.kernels import compile, library, norm
+from shardops.kernels.target import Target, current_target, target_for, use_target
+
+try:
+    compile.nvrtc_version()
+except errors.KernelUnavailableError as error:
+    pytest.skip(f"{error}", allow_module_level=True)
+
+GPU = target_for("sm_90", 132)
+
+
+@pytest.fixture(autouse=True)
+def extension_is_not_needed(monkeypatch):
+    """Lowering writes the custom call; only running it needs the extension."""
+    monkeypatch.setattr(library, "core", lambda: None)
+
+
+def lowered(function, *shapes, target: Target = GPU) -> str:
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    with use_target(target):
+        return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def grids(text: str) -> list[tuple[str, int]]:
+    """(kernel, blocks) of each launch, in order."""
+    calls = [line for line in text.splitlines() if "shardops_launch" in line]
+    return [
+        (
+            re.search(r'name = "(\w+)"', line)[1],
+            int(re.search(r"grid = (?:dense<|array<i64: )\[?(\d+)", line)[1]),
+        )
+        for line in calls
+    ]
+
+
+def test_forward_is_one_launch_with_a_block_a_row():
+    forward = partial(norm.norm_forward, kind="layer", epsilon=1e-6, zero_centered_gamma=False)
+    text = lowered(
+        lambda x, gamma, beta: forward(x, gamma, beta, None),
+        ((4096, 4096), jnp.bfloat16),
+        ((4096,), jnp.float32),
+        ((4096,), jnp.float32),
+    )
+    assert grids(text) == [("norm_forward", 4096)]
+
+
+def test_backward_is_two_launches_of_resident_blocks():
+    def backward(dy, x, gamma, rstd):
+        return norm.norm_backward(
+            dy, x, gamma, None, rstd, None, kind="rms", zero_centered_gamma=False, beta=False
+        )
+
+    shapes = [((8192, 4096), jnp.bfloat16)] * 2 + [((4096,), jnp.bfloat16), ((8192,), jnp.float32)]
+    (first, blocks), (second, tiles) = grids(lowered(backward, *shapes))
+    assert (first, second) == ("norm_backward", "norm_finish")
+    assert blocks % 132 == 0
+    assert tiles * 32 >= 4096
+    smaller = grids(lowered(backward, *shapes, target=target_for("sm_90", 100)))
+    assert smaller[0] == ("norm_backward", blocks // 132 * 100)
+
+
+def test_target_is_part_of_the_jit_key():
+    """The same jitted function, lowered for two GPUs, carries two kernels."""
+    forward = partial(norm.norm_forward, kind="rms", epsilon=1e-6, zero_centered_gamma=False)
+    function = jax.jit(lambda x, gamma: forward(x, gamma, None, None))
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 64), (64,))]
+    texts = []
+    for arch in ("sm_80", "sm_90", "sm_80"):
+        with use_target(target_for(arch, 108)):
+            texts.append(function.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text())
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_missing_gpu_is_an_error_that_names_the_fix():
+    if any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(errors.KernelUnavailableError, match=r"shardops\[cuda13\].*use_target"):
+        current_target()

@@ -1,0 +1,127 @@
+"""Launch plans of the norms, over all row lengths: pure functions, no compiler, no device."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardops.kernels import norm_plan
+from shardops.kernels.launch import Launch
+from shardops.kernels.norm_plan import NormProblem, backward_plan, forward_plan
+from shardops.kernels.target import Target, target_for
+
+TARGETS = [target_for("sm_80", 108), target_for("sm_89", 128), target_for("sm_90", 132)]
+TARGETS += [target_for("sm_100", 148), target_for("sm_unknown", 1)]
+DTYPES = ("float32", "bfloat16", "float16")
+STATIC_SHARED = 48 * 1024  # what a block has without opting in
+
+problems = st.builds(
+    NormProblem,
+    rows=st.one_of(st.integers(1, 300), st.integers(1, 2**40)),
+    cols=st.one_of(
+        st.integers(1, 300),
+        st.integers(1, 70_000),
+        st.integers(1, 2_000).map(lambda n: 64 * n),
+        st.integers(1, 2**22),
+    ),
+    kind=st.sampled_from(["layer", "rms"]),
+    x=st.sampled_from(DTYPES),
+    gamma=st.sampled_from(DTYPES),
+    beta=st.sampled_from([None, *DTYPES]),
+    add=st.booleans(),
+    zero_centered=st.booleans(),
+)
+
+
+def check_launch(launch: Launch, target: Target) -> dict[str, int]:
+    """The limits of CUDA, and that the constants say what the launch does."""
+    constants = dict(launch.kernel.constants)
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    assert 32 <= threads <= 1024
+    assert threads % 32 == 0
+    assert 1 <= launch.grid[0] <= 2**31 - 1
+    assert 1 <= launch.grid[1] <= 65535
+    assert launch.grid[2] == 1
+    assert launch.shared_bytes <= target.shared_bytes
+    assert all(isinstance(value, int) for value in constants.values())
+    return constants
+
+
+def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
+    constants = check_launch(launch, target)
+    assert launch.block[:2] == (constants["THREADS_PER_ROW"], constants["ROWS_PER_BLOCK"])
+    assert problem.cols % constants["VECTOR"] == 0
+    width = constants["VECTOR"] * (4 if problem.x == "float32" else 2)
+    assert width in (2, 4, 8, 16)
+    assert width == 16 or problem.cols * width // constants["VECTOR"] % (2 * width)
+    threads = constants["THREADS_PER_ROW"]
+    if launch.kernel.name.endswith("_long"):
+        assert constants["ROWS_PER_BLOCK"] == 1
+        return
+    # Threads that share a warp between rows are a power of two; others are whole warps.
+    assert threads % 32 == 0 or (threads < 32 and threads & (threads - 1) == 0)
+    per_thread = -(-(problem.cols // constants["VECTOR"]) // threads)
+    assert per_thread * max(4, width) <= 256, "a thread's part of a row is at most 64 registers"
+    assert threads * constants["ROWS_PER_BLOCK"] * constants["MIN_BLOCKS"] <= target.threads_per_sm
+    # No warp without a part of the row: the merge of moments divides by the part's length.
+    assert threads <= 32 or (threads - 32) * constants["VECTOR"] < problem.cols
+
+
+@settings(max_examples=400)
+@given(problem=problems, target=st.sampled_from(TARGETS))
+def test_forward_plan_keeps_limits(problem, target):
+    launch = forward_plan(problem, target)
+    check_rows(launch, problem, target)
+    rows_per_block = launch.block[1]
+    assert launch.grid[0] == min(-(-problem.rows // rows_per_block), 2**31 - 1)
+    assert launch.shared_bytes == 0
+
+
+@settings(max_examples=400)
+@given(problem=problems, target=st.sampled_from(TARGETS))
+def test_backward_plan_keeps_limits(problem, target):
+    plan = backward_plan(problem, target)
+    check_rows(plan.main, problem, target)
+    sums, blocks, cols = plan.workspace
+    assert (sums, cols) == (1 + (problem.beta is not None), problem.cols)
+    assert blocks == plan.main.grid[0]
+    constants = dict(plan.main.kernel.constants)
+    # Each block has a first row, since it writes its partials rather than adding to them.
+    assert blocks <= -(-problem.rows // constants["ROWS_PER_BLOCK"])
+    # All blocks are resident at once; a second wave would be a tail.
+    assert blocks <= target.sm_count * constants["MIN_BLOCKS"]
+    if constants.get("SHARED_SUMS"):
+        assert plan.main.shared_bytes == 4 * sums * cols
+    elif constants["ROWS_PER_BLOCK"] > 1:  # sums of a block's rows meet in shared memory
+        assert 4 * cols < STATIC_SHARED
+
+    finish = check_launch(plan.finish, target)
+    assert plan.finish.block == (finish["TILE_COLS"], finish["TILE_ROWS"], 1)
+    assert plan.finish.grid[0] * finish["TILE_COLS"] >= cols
+    assert (plan.finish.grid[0] - 1) * finish["TILE_COLS"] < cols
+    assert plan.finish.grid[1] == sums
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_length_up_to_3000_has_a_plan(dtype):
+    target = TARGETS[2]
+    for cols in range(1, 3001):
+        problem = NormProblem(1000, cols, "layer", dtype, "float32", "float32", add=True)
+        check_rows(forward_plan(problem, target), problem, target)
+        check_rows(backward_plan(problem, target).main, problem, target)
+
+
+def test_plan_does_not_depend_on_rows_beyond_the_grid():
+    """One compiled kernel serves every batch size."""
+    small, large = (NormProblem(rows, 4096, "rms", "bfloat16", "float32") for rows in (64, 2**20))
+    target = TARGETS[2]
+    assert forward_plan(small, target).kernel == forward_plan(large, target).kernel
+    for part in ("main", "finish"):
+        of_small, of_large = (getattr(backward_plan(p, target), part) for p in (small, large))
+        assert of_small.kernel == of_large.kernel
+
+
+@pytest.mark.parametrize("cols", [7, 1000, 4096, 5120, 262144])
+def test_vector_is_widest_that_divides(cols):
+    problem = NormProblem(1, cols, "rms", "bfloat16", "bfloat16")
+    assert problem.vector == max(n for n in (1, 2, 4, 8) if cols % n == 0)
+    assert norm_plan.forward_geometry(problem).threads_per_row >= 1

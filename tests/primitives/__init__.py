@@ -1,0 +1,1 @@
+"""Values, gradients and errors of each op, on one device."""
