@@ -227,3 +227,19 @@ def test_gemm_reduces_low_precision(rng, mesh, dtype):
     assert_shards_close(got, want, reduced=32, roundings=2)
     precise = jax.jit(lambda a, b: so.gemm(a, b, precise_accumulation=True))(*placed)
     assert_shards_close(precise, want, reduced=32, roundings=1)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_gemm_gradient_after_the_mesh_context_was_left(rng, kind):
+    """The operands' types say all: the backward needs no ambient mesh."""
+    case = cases.GemmCase("", (8, 16, 32), (32, 64), activation="silu")
+    arrays = calls.gemm_arrays(case, rng, "float32")
+    cotangent = cases.random(rng, (8, 16, 64))
+    with meshes.entered(kind) as mesh:
+        lhs = meshes.place(mesh, arrays["lhs"], "dp", None, "tp")
+        rhs = meshes.place(mesh, arrays["rhs"], "tp")
+        got, pull = jax.vjp(lambda lhs, rhs: calls.gemm(case)(lhs=lhs, rhs=rhs), lhs, rhs)
+    gradients = pull(meshes.place(mesh, cotangent, *got.sharding.spec))
+    wanted = calls.gemm_wanted(case, arrays, cotangent)
+    named = dict(zip(("lhs", "rhs"), gradients, strict=True))
+    calls.check_gemm(case, got, named, wanted, assert_shards_close)
