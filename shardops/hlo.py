@@ -1,6 +1,6 @@
 """Read the collectives out of a compiled program.
 
-    collectives(jax.jit(f).lower(x).compile())  ->  (Collective(kind="all-reduce", bytes=2048, ...), ...)
+    collectives(jax.jit(f).lower(x).compile())  ->  (Collective(kind="all-reduce", ...), ...)
 
 A test that counts collectives, and a table that a user reads, both want the numbers of the program
 that runs, after the partitioner and the combiners: that is the compiled HLO text and nothing before
@@ -140,7 +140,7 @@ def _text(given: Any) -> str:
         )
     if "stablehlo." in given or given.lstrip().startswith("module @"):
         raise ValueError(
-            "collectives: compiled_or_text is StableHLO; expected compiled HLO, because collectives "
+            "collectives: compiled_or_text is StableHLO; expected compiled HLO, since collectives "
             "exist only after partitioning. Call .compile() on what .lower() returned."
         )
     return given
