@@ -63,9 +63,18 @@ def bare(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     return op.local(None, arrays, bare)
 
 
-def with_derivative(function: Callable[..., Any]) -> Any:
+class Differentiable(Protocol):
+    """A function that waits for its derivative."""
+
+    def __call__(self, *arguments: Any) -> Any: ...
+
+    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None: ...
+
+
+def with_derivative(function: Callable[..., Any]) -> Differentiable:
     """`jax.custom_vjp` of a function whose first two arguments are its statics."""
-    return jax.custom_vjp(function, nondiff_argnums=(0, 1))
+    differentiable: Any = jax.custom_vjp(function, nondiff_argnums=(0, 1))
+    return differentiable
 
 
 def compiled(function: Callable[..., Any]) -> Any:

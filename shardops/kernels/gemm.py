@@ -208,7 +208,8 @@ def _query_device() -> int | None:
 def _allows_tf32(precision: Any) -> bool:
     """Whether TensorFloat-32 was asked for, for float32 operands: for both, where they differ."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
+        settings: Any = jax.config  # its options are attributes that no type names
+        precision = settings.jax_default_matmul_precision
     parts: Sequence[Any] = precision if isinstance(precision, tuple) else (precision,)
     return all(_names_tf32(part) for part in parts)
 
