@@ -30,8 +30,7 @@ def row_sum(op: str, x: jax.Array, rows: int, wanted: Spec | None = None) -> jax
     return _row_sum(RowSumOp(op, rows), wanted, x)
 
 
-@with_derivative
-def _row_sum(op: "RowSumOp", wanted: Spec | None, x: jax.Array) -> jax.Array:
+def _routed(op: "RowSumOp", wanted: Spec | None, x: jax.Array) -> jax.Array:
     return routing.run(op, (x,), (wanted,))[0]
 
 
@@ -44,6 +43,7 @@ def _pull(op: "RowSumOp", wanted: Spec | None, x: jax.Array, dout: jax.Array) ->
     return (routing.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
 
 
+_row_sum = with_derivative(_routed)
 _row_sum.defvjp(_save, _pull)
 
 
