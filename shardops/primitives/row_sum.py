@@ -30,23 +30,6 @@ def row_sum(op: str, x: jax.Array, rows: int, wanted: Spec | None = None) -> jax
     return _row_sum(RowSumOp(op, rows), wanted, x)
 
 
-def _routed(op: "RowSumOp", wanted: Spec | None, x: jax.Array) -> jax.Array:
-    return routing.run(op, (x,), (wanted,))[0]
-
-
-def _save(op: "RowSumOp", wanted: Spec | None, x: jax.Array) -> Any:
-    return _row_sum(op, wanted, x), x
-
-
-def _pull(op: "RowSumOp", wanted: Spec | None, x: jax.Array, dout: jax.Array) -> Any:
-    del op, wanted
-    return (routing.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
-
-
-_row_sum = with_derivative(_routed)
-_row_sum.defvjp(_save, _pull)
-
-
 @dataclass(frozen=True)
 class RowSumOp:
     """Operand x [kept, *r, *c], result [kept, *c]: `kept` leading dims are not summed."""
@@ -88,3 +71,20 @@ class RowSumOp:
         spec = routing.explicit_spec(arrays[0])
         asked = tuple(None if w is None else (spec[0] if spec else (), *w) for w in wanted)
         return routing.run(replace(self, kept=self.kept + 1), arrays, asked)
+
+
+@with_derivative
+def _row_sum(op: RowSumOp, wanted: Spec | None, x: jax.Array) -> jax.Array:
+    return routing.run(op, (x,), (wanted,))[0]
+
+
+def _save(op: RowSumOp, wanted: Spec | None, x: jax.Array) -> Any:
+    return _row_sum(op, wanted, x), x
+
+
+def _pull(op: RowSumOp, wanted: Spec | None, x: jax.Array, dout: jax.Array) -> Any:
+    del op, wanted
+    return (routing.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
+
+
+_row_sum.defvjp(_save, _pull)
