@@ -36,15 +36,24 @@ def link(output: Path, objects: Sequence[Path], flags: Sequence[str]) -> None:
     _run(*map(str, objects), "-o", str(output), "-pthread", *rpath, *flags, "-ldl")
 
 
-def build_fakes(folder: Path, flags: Sequence[str]) -> None:
-    """The stand-ins for libcuda and libcublasLt, under the real ones' names."""
+def build_fakes(
+    folder: Path,
+    flags: Sequence[str],
+    cuda: str = "libcuda.so.1",
+    cublaslt: str = "libcublasLt.so.13",
+) -> None:
+    """The stand-ins for libcuda and libcublasLt, under the real ones' names or others.
+
+    A process that goes on to use the real ones needs other names: what is loaded under a name is
+    what everybody gets who asks for it.
+    """
     sources = [TESTS / name for name in ("fake_cuda.cc", "fake_cublaslt.cc", "fake_matmul.cc")]
     made = compile_all(folder, sources, ["-fvisibility=default", *flags])
-    link(folder / "libcuda.so.1", [made["fake_cuda.cc"]], ["-shared", *flags])
+    link(folder / cuda, [made["fake_cuda.cc"]], ["-shared", *flags])
     link(
-        folder / "libcublasLt.so.13",
+        folder / cublaslt,
         [made["fake_cublaslt.cc"], made["fake_matmul.cc"]],
-        ["-shared", *flags, "-l:libcuda.so.1"],
+        ["-shared", *flags, f"-l:{cuda}"],
     )
 
 

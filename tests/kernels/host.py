@@ -29,16 +29,16 @@ def extension() -> ModuleType:
 
     folder = Path(tempfile.mkdtemp(prefix="shardops-tests-"))
     try:
-        build.build_fakes(folder, ["-O2"])
+        names = ("libfake_cuda.so", "libfake_cublaslt.so")
+        build.build_fakes(folder, ["-O2"], *names)
         path = build.build_extension(folder, pybind11.get_include())
         spec = importlib.util.spec_from_file_location("_core", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.set_library_paths(
-            driver=str(folder / "libcuda.so.1"), cublaslt=str(folder / "libcublasLt.so.13")
-        )
+        cuda, cublaslt = (str(folder / name) for name in names)
+        module.set_library_paths(driver=cuda, cublaslt=cublaslt)
         module.versions()  # loads both
         library = ctypes.CDLL(str(path))  # the same one again, for the handlers it adds
     finally:
