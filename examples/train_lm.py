@@ -7,6 +7,7 @@ The text is the source of Python's own standard library. Writes a checkpoint and
 Exit code 1 where the loss curve leaves that of plain jnp, 2 for input that has to be changed.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -26,6 +27,9 @@ def main(arguments: list[str]) -> int:
         return run(options, text, store)
     except UsageError as error:
         print(f"train_lm.py: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"train_lm.py: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except MemoryError as error:
         print(f"train_lm.py: not enough memory for these sizes: {error}", file=sys.stderr)
@@ -100,4 +104,9 @@ def run(options: Options, text: corpus.Text, store: Store) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status == 2:
+        os._exit(status)  # one line was promised: no words of libraries that are torn down
+    sys.exit(status)

@@ -1,12 +1,14 @@
 """Checkpoints in `OUT/checkpoint/STEP`, by orbax: written whole or not at all.
 
-Beside the arrays each holds a JSON record: what the run was (sizes, seed, text) and its losses. It
-is read without orbax, so that a checkpoint of another run is refused before anything starts.
+Beside the arrays each holds a JSON record: what the run was (sizes, seed, text), its losses, and a
+checksum of the arrays. It is read without orbax, so that a checkpoint of another run is refused
+before anything starts.
 """
 
 import json
 import shutil
 import tempfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ class Store:
     identity: dict[str, int]
     start: int = 0  # the step to continue from
     losses: list[float] = field(default_factory=list)
+    checksum: int = 0  # of the arrays at `start`
     _replace: bool = False
 
     def restore(self, host_state: Any, shardings: Any) -> Any:
@@ -31,14 +34,17 @@ class Store:
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
         target = jax.tree.map(abstract, host_state, shardings)
+        where = self.folder / str(self.start)
         try:
             with self._manager() as manager:
                 wanted = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-                return manager.restore(self.start, args=wanted)["state"]
-        except (OSError, ValueError, KeyError) as error:
+                state = manager.restore(self.start, args=wanted)["state"]
+        except Exception as error:  # what the array store raises for damage is a bare Exception
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            where = self.folder / str(self.start)
-            raise UsageError(f"--resume: cannot read {where}: {reason}") from error
+            raise UsageError(f"--resume: cannot read {where}: {reason[:200]}") from error
+        if _checksum(state) != self.checksum:
+            raise UsageError(f"--resume: the arrays of {where} are damaged")
+        return state
 
     def save(self, step: int, state: Any, losses: list[float]) -> None:
         import orbax.checkpoint as ocp
@@ -46,7 +52,7 @@ class Store:
         if self._replace:
             shutil.rmtree(self.folder)
             self._replace = False
-        record = {"run": self.identity, "losses": losses}
+        record = {"run": self.identity, "losses": losses, "checksum": _checksum(state)}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)
         )
@@ -60,6 +66,15 @@ class Store:
         return ocp.CheckpointManager(self.folder.resolve(), options=options)
 
 
+def _checksum(state: Any) -> int:
+    import jax
+
+    total = 0
+    for leaf in jax.tree.leaves(jax.device_get(state)):
+        total = zlib.crc32(leaf.tobytes(), total)
+    return total
+
+
 def open_store(options: Options, fingerprint: int) -> Store:
     """Decide what this run does with --out; refuses what would lose or mix up a checkpoint."""
     folder = options.out / "checkpoint"
@@ -68,7 +83,8 @@ def open_store(options: Options, fingerprint: int) -> Store:
     if options.resume:
         if latest is None:
             raise UsageError(f"--resume: there is no checkpoint in {folder}")
-        store.start, store.losses = latest, _read(folder / str(latest), store.identity)
+        record = _read(folder / str(latest), store.identity, latest)
+        store.start, store.losses, store.checksum = latest, record["losses"], record["checksum"]
         if latest >= options.steps:
             raise UsageError(
                 f"--resume: {folder} is at step {latest}, --steps {options.steps} adds none"
@@ -80,6 +96,10 @@ def open_store(options: Options, fingerprint: int) -> Store:
         )
     store._replace = latest is not None and options.overwrite
     _require_writable(options.out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out: {folder} is in the way: it is no folder")
+    if (options.out / "loss.png").is_dir():
+        raise UsageError(f"--out: {options.out / 'loss.png'} is in the way: it is a folder")
     return store
 
 
@@ -89,13 +109,16 @@ def _steps(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
-def _read(folder: Path, identity: dict[str, int]) -> list[float]:
-    path = folder / "record" / "metadata"
+def _read(folder: Path, identity: dict[str, int], step: int) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text())
-        run, losses = record["run"], record["losses"]
+        record = json.loads((folder / "record" / "metadata").read_text())
+        run, losses = dict(record["run"]), record["losses"]
+        sound = len(losses) == step and all(isinstance(loss, float) for loss in losses)
+        sound = sound and isinstance(record["checksum"], int)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--resume: {folder} is no checkpoint of this program") from error
+    if not sound:
+        raise UsageError(f"--resume: {folder} is no checkpoint of this program")
     for name, value in identity.items():
         if run.get(name) != value:
             if name == "text":
@@ -103,7 +126,7 @@ def _read(folder: Path, identity: dict[str, int]) -> list[float]:
             raise UsageError(
                 f"--resume: {folder} was trained with --{name} {run.get(name)}, not {value}"
             )
-    return losses
+    return record
 
 
 def _require_writable(out: Path) -> None:

@@ -126,6 +126,40 @@ def damage_arrays(step: Path) -> None:
     shutil.rmtree(step / "state")
 
 
+def largest(step: Path) -> Path:
+    return max(
+        (p for p in (step / "state").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
+
+
+def cut_arrays(step: Path) -> None:
+    path = largest(step)
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def change_arrays(step: Path) -> None:
+    path = largest(step)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 16] = bytes(b ^ 0xFF for b in data[middle : middle + 16])
+    path.write_bytes(data)
+
+
+def cut_manifest(step: Path) -> None:
+    path = step / "state" / "manifest.ocdbt"
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def empty_run(step: Path) -> None:
+    (step / "record" / "metadata").write_text(json.dumps({"run": None, "losses": []}))
+
+
+def other_losses(step: Path) -> None:
+    path = step / "record" / "metadata"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "losses": record["losses"][:1]}))
+
+
 def damage_record(step: Path) -> None:
     (step / "record" / "metadata").write_text("{")
 
@@ -138,6 +172,11 @@ def foreign_record(step: Path) -> None:
     ("damage", "said"),
     [
         (damage_arrays, "cannot read"),
+        (cut_arrays, "cannot read"),
+        (cut_manifest, "cannot read"),
+        (change_arrays, ""),  # where the store does not notice, the checksum does
+        (empty_run, "is no checkpoint of this program"),
+        (other_losses, "is no checkpoint of this program"),
         (damage_record, "is no checkpoint of this program"),
         (foreign_record, "is no checkpoint of this program"),
     ],
@@ -151,6 +190,25 @@ def test_train_lm_refuses_a_damaged_checkpoint(
     before = snapshot(out)
     assert said in refused(train_lm, *SMALL, "--out", out, "--resume", "--steps", 4)
     assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("checkpoint", "it is no folder"), ("loss.png", "it is a folder")]
+)
+def test_train_lm_sees_what_is_in_the_way(
+    train_lm: Run, tmp_path: Path, name: str, said: str
+) -> None:
+    if name == "checkpoint":
+        (tmp_path / name).write_text("hi")
+    else:
+        (tmp_path / name).mkdir()
+    assert said in refused(train_lm, *SMALL, "--out", tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--corpus", "--out"])
+def test_train_lm_refuses_a_name_too_long(train_lm: Run, tmp_path: Path, option: str) -> None:
+    out = [] if option == "--out" else ["--out", tmp_path]
+    assert "too long" in refused(train_lm, *SMALL, *out, option, "a" * 300)
 
 
 def test_train_lm_overwrites_where_told(train_lm: Run, trained: Path, tmp_path: Path) -> None:
