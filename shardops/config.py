@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +27,26 @@ class Config:
 @functools.cache
 def get() -> Config:
     """The configuration of this process."""
-    env = os.environ.get
-    pack = env("SHARDOPS_KERNEL_PACK")
-    default_cache = Path(env("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardops"
+    pack = _text("SHARDOPS_KERNEL_PACK", "")
     return Config(
-        kernels=_regex("SHARDOPS_KERNELS", env("SHARDOPS_KERNELS", ".*")),
-        cache_dir=Path(env("SHARDOPS_CACHE_DIR") or default_cache),
+        kernels=_regex("SHARDOPS_KERNELS", os.environ.get("SHARDOPS_KERNELS", ".*")),
+        cache_dir=_cache_dir(),
         kernel_pack=Path(pack) if pack else None,
         nvrtc=_flag("SHARDOPS_NVRTC", True),
         autotune=_flag("SHARDOPS_AUTOTUNE", False),
         sm_margin=_count("SHARDOPS_SM_MARGIN", 0),
     )
+
+
+def _cache_dir() -> Path:
+    if given := _text("SHARDOPS_CACHE_DIR", ""):
+        return Path(given)
+    if base := _text("XDG_CACHE_HOME", ""):
+        return Path(base) / "shardops"
+    try:
+        return Path.home() / ".cache" / "shardops"
+    except RuntimeError:  # a user without a home, as in many containers
+        return Path(tempfile.gettempdir()) / f"shardops-{os.getuid()}"
 
 
 # Part of JAX's own cache keys: a function that was jitted before is traced anew inside the context.
@@ -54,7 +64,7 @@ def use_kernels(pattern: str) -> Iterator[None]:
 
     Args:
       pattern: a regular expression.
-    Raises: ValueError where `pattern` is no regular expression.
+    Raises: ValueError where `pattern` is no regular expression, TypeError where it is no string.
     """
     with _pattern(_regex("use_kernels: pattern", pattern)):
         yield
@@ -67,25 +77,32 @@ def runs_as_kernel(op: str) -> bool:
 
 
 def _regex(name: str, text: str) -> str:
+    fix = "Use '.*' for all ops, '' for none."
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {text!r}; expected a regular expression as a string. {fix}")
     try:
         re.compile(text)
-    except (re.error, TypeError) as error:
+    except re.error as error:
         raise ValueError(
-            f"{name} is {text!r}; expected a regular expression ({error}). Use '.*' for all ops, "
-            "'' for none."
+            f"{name} is {text!r}; expected a regular expression ({error}). {fix}"
         ) from error
     return text
 
 
+def _text(name: str, default: str) -> str:
+    """A variable of the environment; set but empty it counts as not set."""
+    return os.environ.get(name) or default
+
+
 def _flag(name: str, default: bool) -> bool:
-    text = os.environ.get(name, "1" if default else "0")
+    text = _text(name, "1" if default else "0")
     if text not in ("0", "1"):
         raise ValueError(f"{name} is {text!r}; expected 0 or 1. Correct the environment.")
     return text == "1"
 
 
 def _count(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal():
+    text = _text(name, str(default))
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{name} is {text!r}; expected an integer >= 0. Correct the environment.")
     return int(text)

@@ -96,10 +96,15 @@ def open_store(options: Options, fingerprint: int) -> Store:
         )
     store._replace = latest is not None and options.overwrite
     _require_writable(options.out)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out: {folder} is in the way: it is no folder")
-    if (options.out / "loss.png").is_dir():
-        raise UsageError(f"--out: {options.out / 'loss.png'} is in the way: it is a folder")
+    if folder.exists():
+        if not folder.is_dir():
+            raise UsageError(f"--out: {folder} is in the way: it is no folder")
+        _require_writable(folder)
+    picture = options.out / "loss.png"
+    if picture.is_dir():
+        raise UsageError(f"--out: {picture} is in the way: it is a folder")
+    if picture.exists():
+        picture.open("ab").close()  # raises where it may not be written
     return store
 
 

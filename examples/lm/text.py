@@ -1,10 +1,12 @@
 """Real text as character ids: training and held-out files, and the batches of each step."""
 
+import os
 import sysconfig
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -65,12 +67,15 @@ def read(corpus: Path | None, seq: int) -> Text:
 def _paths(root: Path) -> list[Path]:
     if not root.is_dir():
         raise UsageError(f"--corpus {root} is no folder")
-    found = (path for path in root.rglob("*") if path.suffix in _SUFFIXES)
-    return [
-        path
-        for path in found
-        if not _SKIPPED.intersection(path.relative_to(root).parts) and path.is_file()
-    ]
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root, onerror=_unreadable):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        found += (Path(folder, name) for name in files if Path(name).suffix in _SUFFIXES)
+    return [path for path in found if path.is_file()]
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UsageError(f"--corpus: cannot read {error.filename}: {error.strerror}") from error
 
 
 def _join(paths: list[Path]) -> np.ndarray:

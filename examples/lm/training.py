@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardops import KernelUnavailableError
+from shardops import KernelUnavailableError, config
 
 from . import model
 from .options import Options, UsageError, check_mesh, mesh_for
@@ -27,6 +27,10 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
 
 def make_mesh(options: Options) -> Mesh:
     """The mesh asked for, on virtual CPU devices or on the GPUs there are."""
+    try:
+        config.get()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     # Both curves in full float32: by default a GPU multiplies float32 matrices in TF32.
     jax.config.update("jax_default_matmul_precision", "float32")
     cpu_mesh = options.mesh or _DEFAULT_CPU_MESH
@@ -36,8 +40,8 @@ def make_mesh(options: Options) -> Mesh:
         jax.config.update("jax_platforms", "cpu")  # leaves the GPUs to others
     try:
         devices = jax.devices(None if options.platform == "auto" else options.platform)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+    except (RuntimeError, AssertionError) as error:  # an assertion where JAX_PLATFORMS names none
+        reason = (str(error).strip() or "JAX finds none").splitlines()[0]
         raise UsageError(f"--platform {options.platform} has no device here: {reason}") from error
     if devices[0].platform == "cpu":
         sizes = cpu_mesh

@@ -79,9 +79,19 @@ def _has_kernel(lhs: Any, rhs: Any, precision: Any, preferred: Any) -> bool:
     if hasattr(lhs, "scale_inv") or hasattr(rhs, "scale_inv"):
         return True  # refused with its reason
     dtypes = [jnp.result_type(a) for a in (lhs, rhs)]
-    dtypes += [] if preferred is None else [jnp.dtype(preferred)]
+    dtypes += [] if preferred is None else [_dtype(preferred)]
     known = all(d.name in check.FLOATS for d in dtypes)
     return known and not isinstance(precision, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
+
+
+def _dtype(preferred: Any) -> Any:
+    try:
+        return jnp.dtype(preferred)
+    except TypeError as error:
+        raise TypeError(
+            f"dot_general: preferred_element_type is {preferred!r}; expected a dtype. Pass one "
+            "such as jnp.float32."
+        ) from error
 
 
 def _lax(
@@ -103,5 +113,11 @@ def _canonical(precision: Any) -> jax.lax.Precision | None:
     if precision is None:
         return None
     pair = precision if isinstance(precision, tuple) else (precision,)
-    given = [jax.lax.Precision(p) for p in pair if p is not None]
+    try:
+        given = [jax.lax.Precision(p) for p in pair if p is not None]
+    except ValueError as error:
+        raise ValueError(
+            f"dot_general: precision is {precision!r}; expected None, a jax.lax.Precision, one of "
+            "its names, or a pair of these. Use 'highest' for full float32."
+        ) from error
     return max(given, key=lambda p: p.value, default=None)
