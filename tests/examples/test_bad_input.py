@@ -205,6 +205,19 @@ def test_train_lm_sees_what_is_in_the_way(
     assert said in refused(train_lm, *SMALL, "--out", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("SHARDOPS_KERNELS", "(", "SHARDOPS_KERNELS is '('"),
+        ("JAX_PLATFORMS", "cuda", "has no device here"),
+    ],
+)
+def test_train_lm_refuses_an_environment(
+    train_lm: Run, tmp_path: Path, variable: str, value: str, said: str
+) -> None:
+    assert said in refused(train_lm, *SMALL, "--out", tmp_path, **{variable: value})
+
+
 @pytest.mark.parametrize("option", ["--corpus", "--out"])
 def test_train_lm_refuses_a_name_too_long(train_lm: Run, tmp_path: Path, option: str) -> None:
     out = [] if option == "--out" else ["--out", tmp_path]
