@@ -30,7 +30,7 @@ help: ## this list
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_READY) ## train a small sharded language model on this machine (into out/demo)
-	$(RUN) examples/train_lm.py --out out/demo --overwrite $(DEMO)
+	$(RUN) examples/train_lm.py --out out/demo $(if $(findstring --resume,$(DEMO)),,--overwrite) $(DEMO)
 
 test: $(TEST_READY) ## every test that needs no GPU
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/gpu tests

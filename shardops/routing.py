@@ -170,7 +170,9 @@ def _explicit(
     # An axis of one device moves nothing, but a sum over it would still compile to a collective:
     # such axes stay out of the work, and come back in the types of the results.
     typed = _place(op, arrays, wanted, mesh, axes)
-    working_axes = tuple(a for a in axes if mesh.shape[a] > 1)
+    # An operand of no elements stays out of a shard_map, which loses it while lowering.
+    empty = any(a.size == 0 for a in arrays)
+    working_axes = () if empty else tuple(a for a in axes if mesh.shape[a] > 1)
     working = _place(op, arrays, wanted, mesh, working_axes)
     moved = [_resharded(a, mesh, s) for a, s in zip(arrays, working.operands, strict=True)]
 

@@ -1,18 +1,20 @@
 """The route over Auto axes: custom_partitioning, which asks for a plan while XLA partitions."""
 
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from shardops.op import Arrays, Op, Placement, bare
 from shardops.rules.shardy import rule
-from shardops.rules.spec import Spec, axes_in, to_partition_spec, to_spec
+from shardops.rules.spec import Axes, Spec, axes_in, to_partition_spec, to_spec
 from shardops.version import __version__
 
 _NO_MESH = AbstractMesh((), ())
@@ -24,46 +26,59 @@ def run_auto(op: Op, arrays: Arrays) -> tuple[jax.Array, ...]:
     # The compiled program is cached under its text alone where custom_partitioning's pointers are
     # left out of the key: a constant of the statics keeps different ops apart.
     fingerprint = np.uint32(zlib.crc32(f"{__version__} {op!r}".encode()))
-    return _partitioned(op, ambient if ambient.manual_axes else None)(*arrays, fingerprint)
+    return _partitioned(op, len(arrays), ambient)(*arrays, fingerprint, *_probes(ambient))
 
 
 @lru_cache(maxsize=4096)
-def _partitioned(op: Op, manual: AbstractMesh | None) -> Callable[..., tuple[jax.Array, ...]]:
+def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tuple[jax.Array, ...]]:
+    """Operands of the call: the op's `count` arrays, the fingerprint, the probes."""
+
     @custom_partitioning
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return bare(op, *operands[:-1])
+        return bare(op, *operands[:count])
 
-    def place(mesh: Any, args: Any, results: Any) -> tuple[Placement, Any, Any]:
-        named, full = _meshes(manual, mesh)
-        shapes = tuple(tuple(a.shape) for a in args[:-1])
-        offered = tuple(_offered(a, named) or to_spec(None, len(a.shape)) for a in args[:-1])
-        wanted = tuple(_offered(r, named) for r in results)
-        return op.place(shapes, offered, tuple(named.shape.items()), wanted), named, full
+    def place(mesh: Any, args: Any, results: Any) -> tuple[Placement, Any]:
+        arrays, probes = args[:count], args[count + 1 :]
+        named = _named_mesh(ambient, mesh, probes)
+        offers = [None if named is None else _offered(a, named) for a in (*arrays, *results)]
+        offered = tuple(
+            to_spec(None, len(a.shape)) if s is None else s
+            for a, s in zip(arrays, offers, strict=False)
+        )
+        sizes = () if named is None else tuple(named.shape.items())
+        shapes = tuple(tuple(a.shape) for a in arrays)
+        return op.place(shapes, offered, sizes, tuple(offers[count:])), named
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
-        placement, named, full = place(mesh, args, results)
+        placement, named = place(mesh, args, results)
+        full = _auto_mesh(ambient, ambient.axis_names) if ambient.manual_axes else mesh
+        full = ambient if full.empty else full
 
         def lower(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # An Explicit ambient mesh would put a sharding into the reducer of a psum.
             with jax.sharding.use_abstract_mesh(_NO_MESH), jax.named_scope(op.scope):
-                return op.local(placement.plan, operands[:-1], bare)
+                return op.local(placement.plan, operands[:count], bare)
 
-        ins = tuple(NamedSharding(named, to_partition_spec(s)) for s in (*placement.operands, ()))
-        outs = tuple(NamedSharding(named, to_partition_spec(s)) for s in placement.results)
-        return full, lower, outs, ins
+        def sharding(spec: Spec) -> NamedSharding:
+            return NamedSharding(full if named is None else named, to_partition_spec(spec))
+
+        probes = [((axis,) if named else (),) for axis in _probed_axes(ambient)]
+        ins = tuple(map(sharding, (*placement.operands, (), *probes)))
+        return full, lower, tuple(map(sharding, placement.results)), ins
 
     def infer(mesh: Any, args: Any, results: Any) -> Any:
         # GSPMD asks here, and an exception would end the process. A wrong guess only costs bytes.
         try:
-            unknown = jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape, r.dtype), results)
-            placement, named, _ = place(mesh, args, unknown)
+            unknown = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]
+            placement, named = place(mesh, args, unknown)
             return tuple(NamedSharding(named, to_partition_spec(s)) for s in placement.results)
         except Exception:
             return tuple(NamedSharding(mesh, jax.P()) for _ in results)
 
     def shardy(mesh: Any, operand_types: Any, result_types: Any) -> str:
-        ins, outs = op.factors(tuple(tuple(t.shape) for t in operand_types[:-1]))
-        return rule([*ins, []], outs)
+        ins, outs = op.factors(tuple(tuple(t.shape) for t in operand_types[:count]))
+        probes = [[f"probe{n}"] for n in range(len(_probed_axes(ambient)))]
+        return rule([*ins, [], *probes], outs)
 
     call.def_partition(
         partition=partition,
@@ -74,19 +89,48 @@ def _partitioned(op: Op, manual: AbstractMesh | None) -> Callable[..., tuple[jax
     return call
 
 
-def _meshes(manual: AbstractMesh | None, mesh: Any) -> tuple[Any, Any]:
-    """The mesh that offered shardings speak of, and the one that collectives name."""
-    if manual is None:
-        return mesh, mesh
+# ---- which axis is which ------------------------------------------------------------------------
+#
+# Shardings are offered as numbers of devices. On a whole mesh these are the mesh's own. Inside a
+# manual region they count the devices of the other axes, in an order that XLA chooses anew for each
+# program: two axes of equal size may have changed places, and a sum by name would run over the
+# wrong one. So there one small operand a free axis is sharded over that axis alone, and shows it.
 
-    def auto(names: Sequence[str]) -> AbstractMesh:
-        types = (AxisType.Auto,) * len(names)
-        return AbstractMesh(tuple(manual.shape[n] for n in names), tuple(names), axis_types=types)
 
-    return (
-        auto([n for n in manual.axis_names if n not in manual.manual_axes]),
-        auto(manual.axis_names),
-    )
+def _probed_axes(ambient: AbstractMesh) -> Axes:
+    free = [n for n in ambient.axis_names if n not in ambient.manual_axes and ambient.shape[n] > 1]
+    return tuple(free) if ambient.manual_axes and len(free) > 1 else ()
+
+
+def _probes(ambient: AbstractMesh) -> list[jax.Array]:
+    return [
+        jax.lax.with_sharding_constraint(
+            jnp.zeros(ambient.shape[axis], jnp.uint8), NamedSharding(ambient, jax.P(axis))
+        )
+        for axis in _probed_axes(ambient)
+    ]
+
+
+def _named_mesh(ambient: AbstractMesh, mesh: Any, probes: Sequence[Any]) -> Any:
+    """A mesh whose device numbers are those of the offered shardings; None if it cannot be told."""
+    if not ambient.manual_axes:
+        return ambient if mesh.empty else mesh  # no mesh is given where a program has no arguments
+    free = tuple(n for n in ambient.axis_names if n not in ambient.manual_axes)
+    probed = _probed_axes(ambient)
+    if not probed:
+        return _auto_mesh(ambient, free)
+    others = tuple(n for n in free if n not in probed)
+    for order in itertools.permutations(probed):
+        candidate = _auto_mesh(ambient, order + others)
+        shown = [_offered(p, candidate) for p in probes]
+        if shown == [((axis,),) for axis in probed]:
+            return candidate
+    return None
+
+
+def _auto_mesh(ambient: AbstractMesh, names: Axes) -> AbstractMesh:
+    types = (AxisType.Auto,) * len(names)
+    return AbstractMesh(tuple(ambient.shape[n] for n in names), names, axis_types=types)
 
 
 def _offered(info: Any, mesh: Any) -> Spec | None:
@@ -104,7 +148,7 @@ def _offered(info: Any, mesh: Any) -> Spec | None:
 
     try:
         partition = parse_flatten_op_sharding(sharding._hlo_sharding, mesh)[0]
-    except (ValueError, IndexError, AssertionError, NotImplementedError, StopIteration):
+    except (ValueError, LookupError, AssertionError, NotImplementedError, StopIteration):
         return None
     spec = to_spec(partition, len(info.shape))
     return spec if set(axes_in(spec)) <= set(mesh.axis_names) else None

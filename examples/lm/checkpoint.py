@@ -49,15 +49,23 @@ class Store:
     def save(self, step: int, state: Any, losses: list[float]) -> None:
         import orbax.checkpoint as ocp
 
+        old = self.folder.with_name("checkpoint.old")
         if self._replace:
-            shutil.rmtree(self.folder)
-            self._replace = False
+            shutil.rmtree(old, ignore_errors=True)
+            self.folder.rename(old)
         record = {"run": self.identity, "losses": losses, "checksum": _checksum(state)}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)
         )
         with self._manager() as manager:
             manager.save(step, args=items)
+        if self._replace:  # only now: a save that fails leaves the old checkpoint
+            shutil.rmtree(old)
+            self._replace = False
+
+    def exists(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return bool(_steps(self.folder))
 
     def _manager(self) -> Any:
         import orbax.checkpoint as ocp

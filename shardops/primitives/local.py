@@ -43,9 +43,15 @@ def local_primitive(
             return reference(*arrays, **statics)
         return run_kernel(*arrays, **statics)
 
+    def run_eagerly(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
+        settings: Any = jax.config  # its options are attributes that no type names
+        if settings.jax_disable_jit:  # a jit would come straight back here
+            return (on_cpu or reference)(*arrays, **statics)
+        return _compiled(primitive, kernel=kernel, **statics)(*arrays)
+
     run_kernel = kernel
     primitive.def_abstract_eval(abstract)
-    primitive.def_impl(lambda *arrays, **statics: _compiled(primitive, **statics)(*arrays))
+    primitive.def_impl(run_eagerly)
     mlir.register_lowering(
         primitive, mlir.lower_fun(without_flag(reference), multiple_results=True)
     )
