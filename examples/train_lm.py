@@ -66,7 +66,7 @@ def run(options: Options, text: corpus.Text, store: Store) -> int:
         meter = report.Meter(console, title, options.batch * options.seq)
         interrupted = threading.Event()
         # Between steps only: an interrupt inside the array store may be swallowed there.
-        signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+        before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
         for step in meter.steps(store.start, options.steps):
             if interrupted.is_set():
                 raise KeyboardInterrupt
@@ -76,6 +76,7 @@ def run(options: Options, text: corpus.Text, store: Store) -> int:
             periodic = options.save_every and done % options.save_every == 0
             if saves and (periodic or done == options.steps):
                 store.save(done, trainer.state, losses)
+        signal.signal(signal.SIGINT, before)
         return losses
 
     # Taken to the host first: training donates the arrays that it starts from.
