@@ -27,19 +27,20 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.cc csrc/*.h)
 SCRIPTS := scripts/setup_venv.sh scripts/requirements.py
 
 help: ## this list
+	@sed -n '/^#   /s/^#//p' $(firstword $(MAKEFILE_LIST))
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_READY) ## train a small sharded language model on this machine (into out/demo)
 	$(RUN) examples/train_lm.py --out out/demo $(if $(findstring --resume,$(DEMO)),,--overwrite) $(DEMO)
 
 test: $(TEST_READY) ## every test that needs no GPU
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/gpu tests
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/gpu --ignore=tests/multi_gpu tests
 
 check: $(TEST_READY) ## format, lint, types, state of the GPU record, tests: what CI runs
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright
-	find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cuh' | \
+	find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cuh' | \
 	  xargs $(VENV)/bin/clang-format --dry-run -Werror
 	$(RUN) tests/gpu/record.py --check
 	$(MAKE) --no-print-directory test
@@ -47,11 +48,12 @@ check: $(TEST_READY) ## format, lint, types, state of the GPU record, tests: wha
 format: $(TEST_READY) ## rewrite Python and C++ as `check` wants them
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
-	find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
+	find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
 
-gpu: $(GPU_READY) ## the tests that need a GPU, then the record of what they saw
+gpu: $(GPU_READY) ## the tests that need GPUs, then the record of what they saw
 	JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false SHARDOPS_REQUIRE_GPUS=1 \
 	  $(RUN) -m pytest -p no:benchmark -n $(GPU_WORKERS) tests/gpu
+	JAX_PLATFORMS=cuda,cpu $(RUN) -m pytest -p no:benchmark tests/multi_gpu
 	$(RUN) tests/gpu/record.py
 
 bench: $(GPU_READY) ## time the kernels beside XLA on this GPU

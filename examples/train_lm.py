@@ -34,6 +34,9 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"train_lm.py: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        print(f"train_lm.py: {error}: install the extra demo (make demo does)", file=sys.stderr)
+        return 2
     except MemoryError as error:
         print(f"train_lm.py: not enough memory for these sizes: {error}", file=sys.stderr)
         return 2
@@ -46,6 +49,8 @@ def main(arguments: list[str]) -> int:
 def run(options: Options, text: corpus.Text, store: Store) -> int:
     # Imported after the input was checked: JAX takes seconds to start.
     import jax
+    import matplotlib  # noqa: F401  # used last: its absence must show first
+    import orbax.checkpoint  # noqa: F401
     from rich.console import Console
 
     from lm import report, training

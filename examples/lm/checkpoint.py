@@ -5,13 +5,14 @@ checksum of the arrays. It is read without orbax, so that a checkpoint of anothe
 before anything starts.
 """
 
+import fcntl
 import json
 import shutil
 import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .options import Options, UsageError
 
@@ -23,6 +24,7 @@ class Store:
     start: int = 0  # the step to continue from
     losses: list[float] = field(default_factory=list)
     checksum: int = 0  # of the arrays at `start`
+    lock: IO[str] | None = None
     _replace: bool = False
 
     def restore(self, host_state: Any, shardings: Any) -> Any:
@@ -112,8 +114,21 @@ def open_store(options: Options, fingerprint: int) -> Store:
     if picture.is_dir():
         raise UsageError(f"--out: {picture} is in the way: it is a folder")
     if picture.exists():
+        if latest is None and not options.overwrite:
+            raise UsageError(f"--out: {picture} is of no run kept here: --overwrite replaces it")
         picture.open("ab").close()  # raises where it may not be written
+    store.lock = _locked(options.out)
     return store
+
+
+def _locked(out: Path) -> IO[str]:
+    """Keeps other runs out of a folder for as long as the file is open."""
+    lock = (out / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(f"--out {out} is in use by another run") from error
+    return lock
 
 
 def _steps(folder: Path) -> list[int]:

@@ -12,7 +12,9 @@ from typing import Any
 from shardops import config, errors
 from shardops.kernels.cache import KernelDirectory
 
-_INSTALL = 'Install it with: pip install "shardops[cuda13]".'
+_INSTALL = (
+    "Install shardops with its extra cuda13 or cuda12 (in a checkout: pip install '.[cuda13]')."
+)
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 
 

@@ -87,8 +87,8 @@ def _extension() -> ModuleType:
     except ImportError as error:
         raise KernelUnavailableError(
             f"kernels: the extension shardops._core cannot be imported ({error}); expected it "
-            "beside the package. Reinstall shardops with a C++ compiler at hand: pip install "
-            "--force-reinstall --no-deps shardops."
+            "beside the package. Reinstall shardops with a C++ compiler at hand (in a checkout: "
+            "pip install --force-reinstall --no-deps .)."
         ) from error
 
 

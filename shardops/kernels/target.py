@@ -69,8 +69,9 @@ def current_target() -> Target:
     except RuntimeError as error:
         raise errors.KernelUnavailableError(
             "kernels: no CUDA device is visible to JAX; expected one to compile for. On a machine "
-            'with an NVIDIA GPU, pip install "shardops[cuda13]"; elsewhere, lower for a named GPU '
-            "with shardops.kernels.target.use_target."
+            "with an NVIDIA GPU, install shardops with its extra cuda13 or cuda12 (in a checkout: "
+            "pip install '.[cuda13]'); elsewhere, lower for a named GPU with "
+            "shardops.kernels.target.use_target."
         ) from error
     major, minor = device.compute_capability.split(".")
     if int(major) < 8:

@@ -61,7 +61,8 @@ def gemm(
     Sharding: an axis on the same contracting dim of both operands costs one all-reduce of the
       result, or one reduce-scatter where the result is wanted sharded over it; several axes cost
       one collective together. An axis on one operand's contracting dim only, or on free dims of
-      both, is gathered from one operand. All else is local. bias, `add` and activation come after
+      both, is gathered from one operand; one on contracting dims that are not paired, from both.
+      All else is local. bias, `add` and activation come after
       the sum.
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """

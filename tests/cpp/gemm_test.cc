@@ -164,6 +164,11 @@ void TestAlgorithm() {
     p.algo_version += 1;  // another version's: the heuristic chooses instead
     Compare(p);
     CHECK(gemm_counters.algo_refused == before + 1);
+    if (r.workspace_bytes == 0) continue;
+    p.algo_version -= 1;
+    p.workspace_bytes -= 1;  // less than it writes to: it may not run
+    Compare(p);
+    CHECK(gemm_counters.algo_refused == before + 2);
   }
 }
 

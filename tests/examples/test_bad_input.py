@@ -1,5 +1,6 @@
 """Input that the demo refuses: one line on stderr, exit code 2, nothing overwritten."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from .conftest import ROOT, Run
 
 SMALL = ("--dim", 32, "--heads", 4, "--layers", 1, "--seq", 32, "--batch", 8, "--no-check")
 
@@ -216,6 +217,25 @@ def test_train_lm_refuses_an_environment(
     train_lm: Run, tmp_path: Path, variable: str, value: str, said: str
 ) -> None:
     assert said in refused(train_lm, *SMALL, "--out", tmp_path, **{variable: value})
+
+
+def test_train_lm_refuses_a_folder_in_use(train_lm: Run, tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "is in use by another run" in refused(train_lm, *SMALL, "--out", tmp_path)
+
+
+def test_train_lm_keeps_a_foreign_picture(train_lm: Run, tmp_path: Path) -> None:
+    (tmp_path / "loss.png").write_text("mine")
+    assert "--overwrite replaces it" in refused(train_lm, *SMALL, "--out", tmp_path)
+    assert (tmp_path / "loss.png").read_text() == "mine"
+
+
+def test_train_lm_names_a_missing_package(train_lm: Run, tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('no matplotlib')")
+    search = os.pathsep.join([str(tmp_path), str(ROOT)])
+    out = ("--out", tmp_path / "out")
+    assert "no matplotlib" in refused(train_lm, *SMALL, *out, PYTHONPATH=search)
 
 
 @pytest.mark.parametrize("option", ["--corpus", "--out"])

@@ -84,5 +84,5 @@ def test_target_is_part_of_the_jit_key():
 def test_missing_gpu_is_an_error_that_names_the_fix():
     if any(device.platform == "gpu" for device in jax.devices()):
         pytest.skip("this machine has a GPU")
-    with pytest.raises(errors.KernelUnavailableError, match=r"shardops\[cuda13\].*use_target"):
+    with pytest.raises(errors.KernelUnavailableError, match=r"extra cuda13.*use_target"):
         current_target()
