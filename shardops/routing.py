@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.custom_batching import custom_vmap
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardops.op import Arrays, Op, Placement, Wanted, bare
 from shardops.routing_auto import run_auto
@@ -132,19 +132,28 @@ class Type:
         return array if self.spec is None else _resharded(array, self.mesh, self.spec)
 
 
-def constrain(array: jax.Array, wanted: Spec) -> jax.Array:
+def constrain(array: jax.Array, wanted: Spec, open_dims: frozenset[int] = frozenset()) -> jax.Array:
     """`array` sharded as `wanted`, whose axes are Explicit or Auto ones of its mesh.
 
-    On a mesh of both kinds a spec without Auto axes, such as a type's, leaves those open.
+    On a mesh of both kinds a spec without Auto axes, such as a type's, leaves those open; so do
+    `open_dims`.
     """
     mesh = mesh_of(array)
     if mesh.explicit_axes:
         array = _resharded(array, mesh, only(wanted, mesh.explicit_axes))
     auto = only(wanted, mesh.auto_axes)
     if any(auto) or (mesh.auto_axes and not mesh.explicit_axes):
-        sharding = NamedSharding(mesh, to_partition_spec(auto))
+        entries = list(to_partition_spec(auto))
+        for dim in open_dims:
+            entries[dim] = PartitionSpec.UNCONSTRAINED
+        sharding = NamedSharding(mesh, PartitionSpec(*entries))
         array = jax.lax.with_sharding_constraint(array, sharding)
     return array
+
+
+def laid_out(array: jax.Array, spec: Spec) -> jax.Array:
+    """`array` resharded to `spec` on Explicit axes; as it is on others."""
+    return array if explicit_spec(array) is None else _resharded(array, mesh_of(array), spec)
 
 
 def moved_once(array: jax.Array, uses: Sequence[tuple[Op, Arrays, Wanted]]) -> jax.Array:

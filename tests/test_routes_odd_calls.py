@@ -72,3 +72,72 @@ def test_norm_of_no_rows(any_mesh, shape, layout):
     y, dx, dgamma = step(x, gamma)
     assert y.shape == dx.shape == shape
     np.testing.assert_array_equal(dgamma, np.zeros(16))
+
+
+def test_host_arrays_and_a_constraint_on_an_auto_mesh(rng, auto_mesh):
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((8, 16), (16, 8)))
+
+    @jax.jit
+    def f(x, w):
+        return so.gemm(jax.lax.with_sharding_constraint(x, P("dp")), w)
+
+    np.testing.assert_allclose(f(x, w), x @ w, atol=1e-4)
+
+
+def test_axis_cut_by_a_reshape_and_moved_by_a_transpose(rng, auto_mesh):
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((8, 16), (16, 8)))
+    placed = meshes.place(auto_mesh, x, ("dp", "tp"))
+
+    def cut(x):
+        return x.reshape(2, 2, 2, 16).transpose(1, 0, 2, 3)
+
+    got = jax.jit(lambda x, w: so.gemm(cut(x), w))(placed, w)
+    np.testing.assert_allclose(got, cut(x) @ w, atol=1e-4)
+
+
+def test_unconstrained_dims_are_left_to_the_partitioner(auto_mesh):
+    x = meshes.place(auto_mesh, jnp.ones((8, 16)), "dp")
+    w = jnp.ones((16, 8))
+    f = jax.jit(lambda x, w: so.gemm(x, w, out_sharding=P(P.UNCONSTRAINED, "tp")))
+    assert f(x, w).sharding.spec == P("dp", "tp")
+
+
+def test_gradient_of_add_has_the_layout_of_add(rng, explicit_mesh):
+    x, residual = (rng.standard_normal((8, 16)).astype(np.float32) for _ in range(2))
+    gamma = jnp.ones(16)
+    placed = meshes.place(explicit_mesh, x, "dp"), meshes.place(explicit_mesh, residual, "dp", "tp")
+    gradient = jax.grad(lambda x, r: jnp.sin(so.rms_norm(x, gamma, add=r)).sum(), (0, 1))
+    dx, dresidual = jax.jit(gradient)(*placed)
+    assert jax.typeof(dresidual).sharding.spec == P("dp", "tp")
+    np.testing.assert_allclose(np.asarray(dx), np.asarray(dresidual), atol=1e-6)
+
+
+def plain_layer_norm(x, gamma):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6) * gamma
+
+
+def test_gamma_laid_out_apart_under_vmap_and_second_derivatives(rng, explicit_mesh):
+    """What runs as the reference sees its operands laid out alike."""
+    x = rng.standard_normal((4, 8, 16)).astype(np.float32)
+    gamma, gammas = (rng.standard_normal(s).astype(np.float32) for s in (16, (4, 16)))
+    xs = meshes.place(explicit_mesh, x, None, "dp", "tp")
+    placed = meshes.place(explicit_mesh, gamma, "dp")
+    all_placed = meshes.place(explicit_mesh, gammas, None, "dp")
+
+    def losses(norm):
+        def loss(x, gamma):
+            return jnp.sin(norm(x, gamma)).sum()
+
+        def second(x, gamma):
+            return jax.grad(lambda x: jnp.cos(jax.grad(loss, 1)(x, gamma)).sum())(x)
+
+        return jax.vmap(jax.grad(loss, (0, 1)), (0, None)), jax.vmap(loss), second
+
+    ours, plain = losses(so.layer_norm), losses(plain_layer_norm)
+    for f, g, mine, theirs in zip(
+        ours, plain, (placed, all_placed, placed), (gamma, gammas, gamma), strict=True
+    ):
+        got, want = f(xs, mine), g(x, theirs)
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=2e-5)

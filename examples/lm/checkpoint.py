@@ -7,12 +7,13 @@ before anything starts.
 
 import fcntl
 import json
+import os
 import shutil
 import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .options import Options, UsageError
 
@@ -24,7 +25,7 @@ class Store:
     start: int = 0  # the step to continue from
     losses: list[float] = field(default_factory=list)
     checksum: int = 0  # of the arrays at `start`
-    lock: IO[str] | None = None
+    lock: int | None = None  # a file descriptor
     _replace: bool = False
 
     def restore(self, host_state: Any, shardings: Any) -> Any:
@@ -121,9 +122,9 @@ def open_store(options: Options, fingerprint: int) -> Store:
     return store
 
 
-def _locked(out: Path) -> IO[str]:
-    """Keeps other runs out of a folder for as long as the file is open."""
-    lock = (out / ".lock").open("w")
+def _locked(out: Path) -> int:
+    """Keeps other runs out of a folder until this process ends."""
+    lock = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -14,9 +14,23 @@ from shardops.rules.spec import Spec, axes_in, shards, to_spec
 FLOATS = ("float32", "bfloat16", "float16")
 
 
+_OPTIONAL = ("bias", "beta", "add")
+
+
 def arrays(op: str, **given: Any) -> list[Any]:
-    """The arguments as float arrays; None stays None."""
-    return [None if a is None else _array(op, name, a) for name, a in given.items()]
+    """The arguments as float arrays; None stays None where it may."""
+    return [
+        None if a is None and name in _OPTIONAL else _array(op, name, a)
+        for name, a in given.items()
+    ]
+
+
+def flag(op: str, argument: str, value: Any) -> bool:
+    """A Python bool: flags are static."""
+    if not isinstance(value, bool | np.bool_):
+        fix = "Flags are static: pass a Python bool."
+        raise TypeError(wrong(op, argument, f"a {type(value).__name__}", "True | False", fix))
+    return bool(value)
 
 
 def _array(op: str, name: str, value: Any) -> jax.Array:
@@ -57,9 +71,9 @@ def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
     return name
 
 
-def promoted(op: str, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def promoted(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both operands in their common dtype."""
-    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
+    dtype = jnp.result_type(lhs, rhs)
     return lhs.astype(dtype), rhs.astype(dtype)
 
 
@@ -145,14 +159,23 @@ def out_sharding(
     if value is None or (isinstance(value, str) and value == "cheapest"):
         return None
     if isinstance(value, NamedSharding):
+        if dict(value.mesh.shape) != dict(mesh.shape):
+            want = f"one of the operands' mesh {dict(mesh.shape)}"
+            raise ValueError(wrong(op, "out_sharding", str(value), want, "Pass jax.P(...)."))
         value = value.spec
     if not isinstance(value, PartitionSpec):
         want = 'a PartitionSpec, "cheapest" or None'
         error = ValueError if isinstance(value, str) else TypeError
         raise error(wrong(op, "out_sharding", repr(value), want, "Pass jax.P(...)."))
+    if value.unreduced or value.reduced:
+        raise NotImplementedError(
+            f"{op}: out_sharding is {value}; expected no unreduced or reduced axes. Deferred "
+            "reduction is coming: until then leave them out, and the sum is done at once."
+        )
     if len(value) > len(out_shape):
         want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
         raise ValueError(wrong(op, "out_sharding", str(value), want, "Drop the entries beyond."))
+    _distinct_names(op, value)
     spec = to_spec(value, len(out_shape))
     free = {a: n for a, n in mesh.shape.items() if a not in mesh.manual_axes}
     for axis in axes_in(spec):
@@ -166,6 +189,21 @@ def out_sharding(
             fix = f"Dim {dim} has {out_shape[dim]} elements for {shards(axes, free)} devices."
             raise ValueError(wrong(op, "out_sharding", str(value), want, fix))
     return spec
+
+
+def open_dims(value: Any) -> frozenset[int]:
+    """Dims that an `out_sharding` leaves to the partitioner."""
+    if not isinstance(value, PartitionSpec):
+        return frozenset()
+    return frozenset(d for d, entry in enumerate(value) if entry is PartitionSpec.UNCONSTRAINED)
+
+
+def _distinct_names(op: str, value: PartitionSpec) -> None:
+    entries = [e for e in value if e is not None and e is not PartitionSpec.UNCONSTRAINED]
+    names = [name for e in entries for name in (e if isinstance(e, tuple) else (e,))]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        fix = "Name each mesh axis once, as a string."
+        raise ValueError(wrong(op, "out_sharding", str(value), "axis names, each once", fix))
 
 
 def gemm_dims(

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from shardops import config
+from shardops import config, routing
 from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding, product
 from shardops.primitives.gemm_op import GemmOp
@@ -25,11 +26,13 @@ def dot_general(
         out[*b, *l, *r] = sum_k lhs[*b, *l, *k] rhs[*b, *k, *r]
 
     The dims of each operand may stand in any order. A drop-in for `jax.lax.dot_general`: pass it as
-    Flax's `dot_general=`. Accumulates in float32. Operands that no kernel is made for (integers,
-    float64, complex, an algorithm as `precision`) go to `jax.lax.dot_general`.
+    Flax's `dot_general=`. Accumulates in float32. What no kernel is made for (integers, float64,
+    complex, two dtypes, Python scalars, an algorithm as `precision`) goes to
+    `jax.lax.dot_general`. Derivatives of any order in reverse mode; no forward mode (`jax.jvp`,
+    `jacfwd`): of `hessian` take `jacrev(jacrev(f))`.
 
     Args:
-      lhs, rhs: float32 | bfloat16 | float16; of two dtypes, they are promoted as by jnp.
+      lhs, rhs: float32 | bfloat16 | float16; others as above.
       dimension_numbers: ((contracting of lhs, of rhs), (batch of lhs, of rhs)).
       precision: as in jax.lax.dot_general; float32 operands use TF32 only where it, or
         `jax.default_matmul_precision`, asks for it.
@@ -43,7 +46,6 @@ def dot_general(
     if not _has_kernel(lhs, rhs, precision, preferred_element_type):
         return _lax(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     lhs, rhs = check.arrays("dot_general", lhs=lhs, rhs=rhs)
-    lhs, rhs = check.promoted("dot_general", lhs, rhs)
     try:
         contracting, batch = dimension_numbers
     except (TypeError, ValueError):
@@ -75,13 +77,19 @@ def dot_general(
 
 
 def _has_kernel(lhs: Any, rhs: Any, precision: Any, preferred: Any) -> bool:
-    """Whether dtypes and precision are ones that `gemm` knows."""
-    if hasattr(lhs, "scale_inv") or hasattr(rhs, "scale_inv"):
-        return True  # refused with its reason
-    dtypes = [jnp.result_type(a) for a in (lhs, rhs)]
-    dtypes += [] if preferred is None else [_dtype(preferred)]
-    known = all(d.name in check.FLOATS for d in dtypes)
-    return known and not isinstance(precision, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
+    """Whether operands, dtypes and precision are ones that `gemm` knows."""
+    for operand in (lhs, rhs):
+        if hasattr(operand, "scale_inv") or operand is None or isinstance(operand, str):
+            return True  # refused with its reason
+        if not isinstance(operand, jax.Array | np.ndarray | np.generic):
+            return False
+    if preferred is not None and _dtype(preferred).name not in check.FLOATS:
+        return False
+    if isinstance(precision, str) and precision in jax.lax.DotAlgorithmPreset.__members__:
+        return False
+    if isinstance(precision, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset):
+        return False
+    return lhs.dtype == rhs.dtype and jnp.dtype(lhs.dtype).name in check.FLOATS
 
 
 def _dtype(preferred: Any) -> Any:
@@ -97,15 +105,19 @@ def _dtype(preferred: Any) -> Any:
 def _lax(
     lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any, preferred: Any, out_sharding: Any
 ) -> jax.Array:
-    sharded = {} if out_sharding in (None, "cheapest") else {"out_sharding": out_sharding}
-    return jax.lax.dot_general(
-        jnp.asarray(lhs),
-        jnp.asarray(rhs),
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    mesh = routing.mesh_of(lhs, rhs)
+    explicit = bool(mesh.explicit_axes) and out_sharding != "cheapest"
+    out = jax.lax.dot_general(
+        lhs,
+        rhs,
         dimension_numbers,
         precision=precision,
         preferred_element_type=preferred,
-        **sharded,
+        out_sharding=out_sharding if explicit else None,
     )
+    wanted = None if explicit else check.out_sharding("dot_general", out_sharding, out.shape, mesh)
+    return out if wanted is None else routing.constrain(out, wanted, check.open_dims(out_sharding))
 
 
 def _canonical(precision: Any) -> jax.lax.Precision | None:
@@ -115,6 +127,8 @@ def _canonical(precision: Any) -> jax.lax.Precision | None:
     pair = precision if isinstance(precision, tuple) else (precision,)
     try:
         given = [jax.lax.Precision(p) for p in pair if p is not None]
+        if len(pair) > 2:
+            raise ValueError("one a side")
     except ValueError as error:
         raise ValueError(
             f"dot_general: precision is {precision!r}; expected None, a jax.lax.Precision, one of "

@@ -39,6 +39,8 @@ def gemm(
 
     l are the free dims of lhs and r those of rhs, each in order. Accumulates in float32; bias,
     `add` and activation are applied in float32, then the result is rounded once.
+    Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
+    take `jacrev(jacrev(f))`.
 
     Args:
       lhs, rhs: float32 | bfloat16 | float16; of two dtypes, the operands are promoted as by jnp.
@@ -67,7 +69,7 @@ def gemm(
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
     lhs, rhs, bias, add = check.arrays("gemm", lhs=lhs, rhs=rhs, bias=bias, add=add)
-    lhs, rhs = check.promoted("gemm", lhs, rhs)
+    lhs, rhs = check.promoted(lhs, rhs)
     contracting, like = check.gemm_dims("gemm", lhs, rhs, contracting_dims, batch_dims)
     check.one_of("gemm", "activation", activation, (None, "gelu", "silu", "relu"))
     op = GemmOp(
@@ -79,7 +81,7 @@ def gemm(
         activation=activation,
         out_dtype=check.float_dtype("gemm", "out_dtype", out_dtype, lhs.dtype),
         cheapest=out_sharding == "cheapest",
-        precise=bool(precise_accumulation),
+        precise=check.flag("gemm", "precise_accumulation", precise_accumulation),
         kernel=config.runs_as_kernel("gemm"),
     )
     dims = op.dims((lhs.shape, rhs.shape))
@@ -108,7 +110,7 @@ def product(
     if wanted is None:
         return out
     with jax.named_scope(op.scope):
-        return routing.constrain(out, wanted)
+        return routing.constrain(out, wanted, check.open_dims(out_sharding))
 
 
 @with_derivative

@@ -31,6 +31,8 @@ def layer_norm(
 
     Statistics in float32: the mean first, then the mean of centred squares. `h` is rounded to the
     dtype of x before it is normalised, so that y is the norm of the `h` that is returned.
+    Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
+    take `jacrev(jacrev(f))`.
 
     Args:
       x: [*rows, h] float32 | bfloat16 | float16.
@@ -82,6 +84,8 @@ def rms_norm(
 
     Statistics in float32. `h` is rounded to the dtype of x before it is normalised, so that y is
     the norm of the `h` that is returned.
+    Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
+    take `jacrev(jacrev(f))`.
 
     Args:
       x: [*rows, h] float32 | bfloat16 | float16.
@@ -145,13 +149,13 @@ def _norm(
         beta=beta is not None,
         add=add is not None,
         epsilon=check.epsilon(name, epsilon),
-        zero_centered_gamma=bool(zero_centered_gamma),
+        zero_centered_gamma=check.flag(name, "zero_centered_gamma", zero_centered_gamma),
         stats=stats,
         kernel=config.runs_as_kernel(name),
     )
     matched = iter(routing.match_varying(*(a for a in (x, gamma, beta, add) if a is not None)))
     operands = [None if a is None else next(matched) for a in (x, gamma, beta, add)]
-    return _compiled_norm(op, bool(return_input), *operands)
+    return _compiled_norm(op, check.flag(name, "return_input", return_input), *operands)
 
 
 @with_derivative
@@ -168,14 +172,13 @@ def _save(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, ad
         gamma,
         mean,
         rstd,
-        routing.Type.of(x),
-        beta if beta is None else routing.Type.of(beta),
+        *(None if a is None else routing.Type.of(a) for a in (x, beta, add)),
     )
     return ((y, h) if return_input else y), saved
 
 
 def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> Any:
-    h, gamma, mean, rstd, x_type, beta_type = saved
+    h, gamma, mean, rstd, x_type, beta_type, add_type = saved
     dy, dh = cotangents if return_input else (cotangents, None)
     gamma_type = routing.Type.of(gamma)
     backward = NormBackward(
@@ -190,12 +193,11 @@ def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> A
     wanted = (x_type.spec, gamma_type.spec)
     with jax.named_scope(f"shardops.{op.kind}_norm.grad"):
         dx, dgamma, *dbeta = _run(backward, wanted, *operands)
-        dx = x_type.apply(dx)
         return (
-            dx,
+            x_type.apply(dx),
             gamma_type.apply(dgamma),
             beta_type.apply(dbeta[0]) if dbeta else None,
-            dx if op.add else None,
+            add_type.apply(dx) if add_type else None,
         )
 
 

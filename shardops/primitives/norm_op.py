@@ -79,8 +79,8 @@ class NormForward:
         return inner(self, *arrays)
 
     def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """The op in plain jnp."""
-        return forward_reference(*arrays, **self._statics)
+        """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
+        return forward_reference(*_alike(self, arrays, arrays[0]), **self._statics)
 
     @property
     def _statics(self) -> dict[str, Any]:
@@ -161,8 +161,8 @@ class NormBackward:
         return (dx, *_reduce_together(sums, plan.parameter))
 
     def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """The op in plain jnp."""
-        return backward_reference(*arrays, **self._statics)
+        """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
+        return backward_reference(*_alike(self, arrays, arrays[1]), **self._statics)
 
     @property
     def _statics(self) -> dict[str, Any]:
@@ -179,6 +179,19 @@ class NormBackward:
         """A gradient of gamma for each example: the reference, through XLA."""
         del size, wanted
         return jax.vmap(self.reference, [0 if b else None for b in batched])(*arrays)
+
+
+def _alike(op: NormForward | NormBackward, arrays: Arrays, x: jax.Array) -> list[jax.Array]:
+    """The operands with the sharding of the dims of x that they share."""
+    spec = routing.explicit_spec(x)
+    if spec is None:
+        return list(arrays)
+    operands, _ = op.factors(tuple(a.shape for a in arrays))
+    axes = {f"r{i}": d for i, d in enumerate(spec[:-1])} | dict.fromkeys("hgb", spec[-1])
+    return [
+        routing.laid_out(a, tuple(axes[name] for name in names))
+        for a, names in zip(arrays, operands, strict=True)
+    ]
 
 
 def _reduce_together(sums: list[jax.Array], reduction: Reduction) -> list[jax.Array]:

@@ -220,9 +220,10 @@ def test_train_lm_refuses_an_environment(
 
 
 def test_train_lm_refuses_a_folder_in_use(train_lm: Run, tmp_path: Path) -> None:
-    with (tmp_path / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "is in use by another run" in refused(train_lm, *SMALL, "--out", tmp_path)
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert "is in use by another run" in refused(train_lm, *SMALL, "--out", tmp_path)
+    os.close(lock)
 
 
 def test_train_lm_keeps_a_foreign_picture(train_lm: Run, tmp_path: Path) -> None:
