@@ -98,10 +98,10 @@ def test_use_kernels_changes_no_value():
     assert (off == jax.jit(_step)(X, W, GAMMA)).all()
 
 
-@pytest.mark.parametrize("pattern", ["(", None])
-def test_use_kernels_refuses(pattern):
+@pytest.mark.parametrize(("pattern", "error"), [("(", ValueError), (None, TypeError)])
+def test_use_kernels_refuses(pattern, error):
     says = r"use_kernels: pattern is .+; expected a regular expr"
-    with pytest.raises(ValueError, match=says), so.use_kernels(pattern):
+    with pytest.raises(error, match=says), so.use_kernels(pattern):
         pass
 
 

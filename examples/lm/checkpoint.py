@@ -5,10 +5,14 @@ checksum of the arrays. It is read without orbax, so that a checkpoint of anothe
 before anything starts.
 """
 
+import contextlib
 import fcntl
+import gc
+import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 import zlib
 from dataclasses import dataclass, field
@@ -38,13 +42,19 @@ class Store:
 
         target = jax.tree.map(abstract, host_state, shardings)
         where = self.folder / str(self.start)
-        try:
-            with self._manager() as manager:
-                wanted = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-                state = manager.restore(self.start, args=wanted)["state"]
-        except Exception as error:  # what the array store raises for damage is a bare Exception
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UsageError(f"--resume: cannot read {where}: {reason[:200]}") from error
+        state = problem = None
+        said = io.StringIO()  # a store that fails goes on talking while it is torn down
+        with contextlib.redirect_stderr(said):
+            try:
+                with self._manager() as manager:
+                    wanted = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+                    state = manager.restore(self.start, args=wanted)["state"]
+            except Exception as error:  # what the array store raises for damage is a bare Exception
+                problem = (str(error).strip() or type(error).__name__).splitlines()[0]
+            gc.collect()
+        if problem:
+            raise UsageError(f"--resume: cannot read {where}: {problem[:200]}")
+        sys.stderr.write(said.getvalue())
         if _checksum(state) != self.checksum:
             raise UsageError(f"--resume: the arrays of {where} are damaged")
         return state
