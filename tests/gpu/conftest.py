@@ -1,7 +1,4 @@
-"""Tests that need a GPU: skipped with the reason where there is none; outcomes kept for the record.
-
-SHARDOPS_REQUIRE_GPUS=n makes fewer than n GPUs an error instead.
-"""
+"""Tests that need a GPU; their outcomes are kept for the record."""
 
 import os
 import pathlib
@@ -9,6 +6,7 @@ import pathlib
 import jax
 import pytest
 
+from tests import gpus
 from tests.gpu import record
 
 HERE = pathlib.Path(__file__).parent
@@ -26,20 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine = [item for item in items if item.path.is_relative_to(HERE)]
-    if not mine:
-        return
-    gpus = [device for device in jax.devices() if device.platform == "gpu"]
-    required = int(os.environ.get("SHARDOPS_REQUIRE_GPUS", "0"))
-    if len(gpus) < required:
-        raise pytest.UsageError(
-            f"SHARDOPS_REQUIRE_GPUS is {required}, but JAX sees {len(gpus)} GPUs: {jax.devices()}"
-        )
-    for item in mine:
-        item.add_marker(pytest.mark.gpu)
-        if not gpus:
-            reason = f"no CUDA device: JAX runs on {jax.devices()[0].platform}"
-            item.add_marker(pytest.mark.skip(reason=reason))
+    gpus.require(items, HERE, 1)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
