@@ -2,10 +2,8 @@
 
     python benchmarks/bench.py [--only norms|gemm] [--json FILE]
 
-How a time is taken: one jitted function holds the op a few times, each on arrays of its own that
-together are much larger than the caches; it is called back to back, without waiting, and the wall
-time from the first call to the last result is divided by the number of ops. One call's work
-outlasts its dispatch, so the host's time does not show. The median of five such runs counts.
+A time is the time of the op's kernels in a profile of back-to-back calls (kernel_time.py); the gaps
+between kernels and the host's time do not count.
 
 floor = the bytes that must move (inputs once, outputs once) / the copy bandwidth of this run.
 XLA = the jnp reference under jit, GEMM: jnp.matmul. Prints tables for docs/measured.md.
@@ -15,19 +13,18 @@ Without a GPU it runs tiny shapes on the reference path: a smoke test, not a mea
 import argparse
 import json
 import pathlib
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import shardops as so
+from kernel_time import microseconds
 from shardops.primitives import norm_local
 
 NORM_SHAPES = (
@@ -89,25 +86,6 @@ def main(arguments: Sequence[str]) -> int:
         }
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
     return 0
-
-
-def microseconds(op: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> float:
-    """The device time of one op."""
-    step = jax.jit(lambda sets: [op(*arrays) for arrays in sets])
-    for _ in range(3):  # compiles, then grows the memory pool and raises the clocks
-        jax.block_until_ready([step(sets) for _ in range(4)])
-    start = time.perf_counter()
-    jax.block_until_ready(step(sets))
-    # About 50 ms a run, so that its two ends do not count.
-    calls = int(np.clip(0.05 / (time.perf_counter() - start), 1, 50))
-    runs = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(calls):
-            results = step(sets)  # the results before are freed in the order of the stream
-        jax.block_until_ready(results)
-        runs.append((time.perf_counter() - start) / (calls * len(sets)))
-    return statistics.median(runs) * 1e6
 
 
 def copy_bandwidth(size: int) -> float:
