@@ -31,6 +31,11 @@ class Op(Protocol):
         """Its name in profiles and in HLO."""
         ...
 
+    @property
+    def kernel(self) -> bool:
+        """Whether it runs as a kernel where the platform has one."""
+        ...
+
     def place(
         self, shapes: Shapes, specs: tuple[Spec, ...], sizes: AxisSizes, wanted: Wanted
     ) -> Placement:

@@ -176,6 +176,7 @@ def moved_once(array: jax.Array, uses: Sequence[tuple[Op, Arrays, Wanted]]) -> j
 def _explicit(
     op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes
 ) -> tuple[jax.Array, ...]:
+    _refuse_unsorted(op, mesh, axes)
     # An axis of one device moves nothing, but a sum over it would still compile to a collective:
     # such axes stay out of the work, and come back in the types of the results.
     typed = _place(op, arrays, wanted, mesh, axes)
@@ -200,6 +201,22 @@ def _explicit(
     else:
         results = _on_other_axes(op, moved, mesh)
     return tuple(_resharded(r, mesh, s) for r, s in zip(results, typed.results, strict=True))
+
+
+def _refuse_unsorted(op: Op, mesh: AbstractMesh, axes: Axes) -> None:
+    """Refuse a nested shard_map that XLA would end the process for."""
+    names = mesh.axis_names
+    if not any(mesh.shape[a] > 1 for a in mesh.auto_axes):
+        return
+    for manual in mesh.manual_axes:
+        before = [a for a in axes if names.index(a) < names.index(manual)]
+        if before:
+            raise NotImplementedError(
+                f"{op.scope}: mesh is {dict(mesh.shape)} inside a shard_map over {manual!r}; "
+                f"expected its manual axes before the Explicit ones {before} where Auto axes are "
+                f"left: XLA cannot compile others. Put {manual!r} first in the mesh, or map "
+                f"{before} too."
+            )
 
 
 def _place(op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes) -> Placement:

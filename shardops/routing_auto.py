@@ -3,12 +3,14 @@
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.config import _check_vma  # private: see `lower`
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
@@ -23,10 +25,19 @@ _NO_MESH = AbstractMesh((), ())
 def run_auto(op: Op, arrays: Arrays) -> tuple[jax.Array, ...]:
     """Run `op` where the partitioner decides: it calls back with the layouts it would offer."""
     ambient = jax.sharding.get_abstract_mesh()
+    if ambient.manual_axes and not _uses_shardy():
+        # GSPMD cannot say such layouts and ends the process. It partitions plain jnp all the same.
+        statics: Any = op
+        return bare(replace(statics, kernel=False), *arrays)
     # The compiled program is cached under its text alone where custom_partitioning's pointers are
     # left out of the key: a constant of the statics keeps different ops apart.
     fingerprint = np.uint32(zlib.crc32(f"{__version__} {op!r}".encode()))
     return _partitioned(op, len(arrays), ambient)(*arrays, fingerprint, *_probes(ambient))
+
+
+def _uses_shardy() -> bool:
+    settings: Any = jax.config  # its options are attributes that no type names
+    return settings.jax_use_shardy_partitioner
 
 
 @lru_cache(maxsize=4096)
@@ -55,8 +66,10 @@ def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tup
         full = ambient if full.empty else full
 
         def lower(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            # An Explicit ambient mesh would put a sharding into the reducer of a psum.
-            with jax.sharding.use_abstract_mesh(_NO_MESH), jax.named_scope(op.scope):
+            # An Explicit ambient mesh would put a sharding into the reducer of a psum, and an
+            # eager shard_map would have it check what varies over a mesh that is not here.
+            plain = (_check_vma(False), jax.sharding.use_abstract_mesh(_NO_MESH))
+            with plain[0], plain[1], jax.named_scope(op.scope):
                 return op.local(placement.plan, operands[:count], bare)
 
         def sharding(spec: Spec) -> NamedSharding:

@@ -1,10 +1,12 @@
-"""custom_partitioning in other settings: cached without its pointers, and under GSPMD."""
+"""custom_partitioning in other settings: cached without its pointers, GSPMD, manual regions."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,6 +73,33 @@ def test_persistent_cache_tells_ops_apart_without_their_pointers(tmp_path):
     second = run(PROGRAM, "99999", **cached(tmp_path, **option))
     assert first["right"] == second["right"] == [True] * 3
     assert second["hits"] == 3
+
+
+MANUAL = """
+import json, os
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+import shardops as so
+
+mesh = jax.make_mesh((2, 2, 2), ("pp", "dp", "tp"), axis_types=(AxisType.Auto,) * 3)
+rng = np.random.default_rng(0)
+x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 8, 16), (2, 16, 8)))
+with jax.set_mesh(mesh):
+    xs, ws = jax.device_put(x, P("pp", "dp", "tp")), jax.device_put(w, P("pp", "tp"))
+    f = jax.shard_map(
+        lambda x, w: so.gemm(so.rms_norm(x[0], jnp.ones(16)), w[0])[None],
+        in_specs=P("pp"), out_specs=P("pp"), axis_names={"pp"},
+    )
+    got, eager = jax.jit(f)(xs, ws), f(xs, ws)
+want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) @ w
+print(json.dumps([bool(np.allclose(a, want, atol=1e-4)) for a in (got, eager)]))
+"""
+
+
+@pytest.mark.parametrize("shardy", ["1", "0"])
+def test_partly_manual_region_with_and_without_shardy(shardy):
+    """Jitted and eager. GSPMD cannot offer layouts there: jnp runs instead."""
+    assert run(MANUAL, JAX_USE_SHARDY_PARTITIONER=shardy) == [True, True]
 
 
 def test_gspmd_gives_the_same_values():

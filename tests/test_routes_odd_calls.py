@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardops as so
@@ -110,6 +111,21 @@ def test_gradient_of_add_has_the_layout_of_add(rng, explicit_mesh):
     dx, dresidual = jax.jit(gradient)(*placed)
     assert jax.typeof(dresidual).sharding.spec == P("dp", "tp")
     np.testing.assert_allclose(np.asarray(dx), np.asarray(dresidual), atol=1e-6)
+
+
+def test_nested_manual_axes_that_xla_cannot_sort_are_refused():
+    explicit, auto = AxisType.Explicit, AxisType.Auto
+    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(explicit, explicit, auto))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.ones((2, 8, 16), np.float32), P("b", "a"))
+        norm = jax.shard_map(
+            lambda x: so.rms_norm(x, jnp.ones(16)),
+            in_specs=P("b"),
+            out_specs=P("b"),
+            axis_names={"b"},
+        )
+        with pytest.raises(NotImplementedError, match="Put 'b' first in the mesh"):
+            jax.jit(norm)(x)
 
 
 def plain_layer_norm(x, gamma):

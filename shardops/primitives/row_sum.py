@@ -37,6 +37,7 @@ class RowSumOp:
     name: str
     rows: int
     kept: int = 0
+    kernel: bool = False  # there is none
 
     @property
     def scope(self) -> str:
