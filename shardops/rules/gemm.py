@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal, TypeVar
 
+from shardops.rules.prepare import gemm_cost, preparations
 from shardops.rules.reduction import Reduction, place_reduction, scattered
 from shardops.rules.spec import (
     Axes,
@@ -166,11 +167,32 @@ def plan(
     lhs_block: Dims | None = None,
     rhs_block: Dims | None = None,
 ) -> GemmPlan:
-    """`plan_gemm` for a product that may have true batch dims; remembers what it planned."""
+    """`plan_gemm` for a product that may have true batch dims; remembers what it planned.
+
+    Of the ways to prepare the operands the one whose plan costs least, the first of equals.
+    """
     sizes = dict(axis_sizes)
     asked = wanted if isinstance(wanted, tuple) else None
     lhs = _divisible(dims.lhs_shape, lhs_spec, sizes, lhs_block)
     rhs = _divisible(dims.rhs_shape, rhs_spec, sizes, rhs_block)
+    plans = [
+        _plan_prepared(dims, *prepared, sizes, wanted, lhs_block, rhs_block)
+        for prepared in preparations(dims, lhs, rhs, sizes, asked, lhs_block, rhs_block)
+    ]
+    offered = (tuple(lhs), tuple(rhs))
+    return min(plans, key=lambda p: gemm_cost(dims, offered, p, sizes, asked))
+
+
+def _plan_prepared(
+    dims: GemmDims,
+    lhs: list[Axes],
+    rhs: list[Axes],
+    sizes: Sizes,
+    wanted: Spec | Literal["cheapest"] | None,
+    lhs_block: Dims | None,
+    rhs_block: Dims | None,
+) -> GemmPlan:
+    asked = wanted if isinstance(wanted, tuple) else None
     _agree_on_contracting(dims, lhs, rhs)
     _agree_on_batch(dims, lhs, rhs, asked)
     _settle_contests(dims, lhs, rhs, asked)
