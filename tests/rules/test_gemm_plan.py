@@ -241,6 +241,27 @@ def test_plan_idle_axes_of_the_wanted_result_slice_an_operand():
     assert to_partition_spec(p.rhs) == P(None, "tp")
 
 
+def test_plan_few_rows_move_the_rows_not_the_weight():
+    """Decoding: a sum over few rows costs less than the weight; with many rows the weight moves."""
+    for rows, gathers in ((1, False), (4096, True)):
+        p = plan_gemm(
+            (rows, 1024), (1024, 1024), P(), P("tp"), SIZES, contracting_dims=((1,), (0,))
+        )
+        assert (p.rhs == ((), ())) == gathers
+        assert bool(p.reduction) != gathers
+
+
+def test_plan_gathers_the_smaller_of_operand_and_result():
+    wide = plan_gemm(
+        (64, 256), (256, 512), P("dp"), P(), SIZES, contracting_dims=((1,), (0,)), out_spec=P()
+    )
+    assert wide.lhs == ((), ())
+    narrow = plan_gemm(
+        (64, 512), (512, 64), P("dp"), P(), SIZES, contracting_dims=((1,), (0,)), out_spec=P()
+    )
+    assert narrow.lhs == (("dp",), ())
+
+
 def test_plan_true_batch_dims_slice_the_unsharded_side():
     dims = GemmDims((8, 4, 4), (8, 4, 4), (2,), (1,), (0,), (0,))
     p = plan(dims, (("dp",), (), ()), ((), (), ("tp",)), tuple(SIZES.items()))
