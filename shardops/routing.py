@@ -40,9 +40,31 @@ def _batchable(op: Op, wanted: Wanted) -> Callable[..., tuple[jax.Array, ...]]:
     @call.def_vmap
     def _(size: int, batched: Sequence[bool], *arrays: jax.Array) -> Any:
         results = op.vmapped(size, batched, arrays, wanted)
+        results = _typed_as_traced(op, batched, arrays, wanted, results)
         return results, tuple(True for _ in results)
 
     return call
+
+
+def _typed_as_traced(
+    op: Op, batched: Sequence[bool], arrays: Arrays, wanted: Wanted, results: Arrays
+) -> tuple[jax.Array, ...]:
+    """Results of the op under vmap, with the sharding that the op without it was traced to have."""
+    mesh = mesh_of(*arrays)
+    if not _explicit_axes(mesh):
+        return tuple(results)
+    specs = [type_spec(a) for a in arrays]
+    new = max((s[0] for s, b in zip(specs, batched, strict=True) if b), key=len)
+    axes = tuple(a for a in _explicit_axes(mesh) if a not in new)
+    placement = op.place(
+        tuple(a.shape[b:] for a, b in zip(arrays, batched, strict=True)),
+        tuple(only(s[b:], axes) for s, b in zip(specs, batched, strict=True)),
+        tuple((a, mesh.shape[a]) for a in axes),
+        tuple(None if w is None else only(w, axes) for w in wanted),
+    )
+    return tuple(
+        laid_out(r, (new, *spec)) for r, spec in zip(results, placement.results, strict=True)
+    )
 
 
 def _route(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:

@@ -110,9 +110,15 @@ def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tup
 # wrong one. So there one small operand a free axis is sharded over that axis alone, and shows it.
 
 
+def _free_axes(ambient: AbstractMesh) -> Axes:
+    """Axes of more than one device that are not manual, Explicit ones of an enclosing vmap too."""
+    names = ambient.axis_names if ambient.manual_axes else ()
+    return tuple(n for n in names if n not in ambient.manual_axes and ambient.shape[n] > 1)
+
+
 def _probed_axes(ambient: AbstractMesh) -> Axes:
-    free = [n for n in ambient.axis_names if n not in ambient.manual_axes and ambient.shape[n] > 1]
-    return tuple(free) if ambient.manual_axes and len(free) > 1 else ()
+    free = _free_axes(ambient)
+    return tuple(n for n in free if n in ambient.auto_axes) if len(free) > 1 else ()
 
 
 def _probes(ambient: AbstractMesh) -> list[jax.Array]:
@@ -128,12 +134,10 @@ def _named_mesh(ambient: AbstractMesh, mesh: Any, probes: Sequence[Any]) -> Any:
     """A mesh whose device numbers are those of the offered shardings; None if it cannot be told."""
     if not ambient.manual_axes:
         return ambient if mesh.empty else mesh  # no mesh is given where a program has no arguments
-    free = tuple(n for n in ambient.axis_names if n not in ambient.manual_axes)
+    free = _free_axes(ambient)
     probed = _probed_axes(ambient)
-    if not probed:
-        return _auto_mesh(ambient, free)
-    others = tuple(n for n in free if n not in probed)
-    for order in itertools.permutations(probed):
+    others = tuple(n for n in ambient.axis_names if n not in {*free, *ambient.manual_axes})
+    for order in itertools.permutations(free):
         candidate = _auto_mesh(ambient, order + others)
         shown = [_offered(p, candidate) for p in probes]
         if shown == [((axis,),) for axis in probed]:

@@ -106,3 +106,18 @@ def test_pipeline_stage_of_a_tensor_parallel_mlp_sums_over_the_right_axis():
         moved = hlo.summary(forward.lower(*placed).compile())
     assert_shards_close(got, x @ w @ v, reduced=16, roundings=4)
     assert moved == {"all-reduce": (1, 4 * 16 * 4)}
+
+
+def test_vmap_over_an_explicit_axis_beside_an_auto_one():
+    """The probes are sharded over Auto axes only; the vmapped axis is counted all the same."""
+    explicit, auto = AxisType.Explicit, AxisType.Auto
+    mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(auto, explicit, explicit))
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.standard_normal(s).astype(np.float32) for s in ((4, 16, 8), (8, 8), (8, 8)))
+    with jax.set_mesh(mesh):
+        xs, vs = jax.device_put(x, P("c", "b")), jax.device_put(v, P("b"))
+        batched = jax.jit(jax.vmap(so.gemm, (0, None)))(xs, w)
+        # The second product sees nothing that is vmapped: it is traced inside, and stays as it is.
+        mixed = jax.jit(jax.vmap(lambda x, v: x.sum() + so.gemm(v, v).sum(), (0, None)))(xs, vs)
+    np.testing.assert_allclose(batched, x @ w, atol=1e-5)
+    np.testing.assert_allclose(mixed, x.sum((1, 2)) + (v @ v).sum(), rtol=1e-4)
