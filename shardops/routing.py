@@ -19,7 +19,7 @@ import jax
 from jax.custom_batching import custom_vmap
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardops.op import Arrays, Op, Placement, Wanted, bare
+from shardops.op import Arrays, Op, Placement, Shapes, Wanted, bare
 from shardops.routing_auto import run_auto
 from shardops.rules.reduction import Reduction
 from shardops.rules.spec import Axes, Spec, only, to_partition_spec, to_spec
@@ -56,12 +56,9 @@ def _typed_as_traced(
     specs = [type_spec(a) for a in arrays]
     new = max((s[0] for s, b in zip(specs, batched, strict=True) if b), key=len)
     axes = tuple(a for a in _explicit_axes(mesh) if a not in new)
-    placement = op.place(
-        tuple(a.shape[b:] for a, b in zip(arrays, batched, strict=True)),
-        tuple(only(s[b:], axes) for s, b in zip(specs, batched, strict=True)),
-        tuple((a, mesh.shape[a]) for a in axes),
-        tuple(None if w is None else only(w, axes) for w in wanted),
-    )
+    shapes = tuple(a.shape[b:] for a, b in zip(arrays, batched, strict=True))
+    inner = tuple(s[b:] for s, b in zip(specs, batched, strict=True))
+    placement = _place_on(op, shapes, inner, wanted, mesh, axes)
     return tuple(
         laid_out(r, (new, *spec)) for r, spec in zip(results, placement.results, strict=True)
     )
@@ -243,9 +240,21 @@ def _refuse_unsorted(op: Op, mesh: AbstractMesh, axes: Axes) -> None:
 
 def _place(op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes) -> Placement:
     """The plan as far as `axes` go, from the types of the operands."""
+    shapes = tuple(a.shape for a in arrays)
+    return _place_on(op, shapes, tuple(map(type_spec, arrays)), wanted, mesh, axes)
+
+
+def _place_on(
+    op: Op,
+    shapes: Shapes,
+    specs: tuple[Spec, ...],
+    wanted: Wanted,
+    mesh: AbstractMesh,
+    axes: Axes,
+) -> Placement:
     return op.place(
-        tuple(a.shape for a in arrays),
-        tuple(only(type_spec(a), axes) for a in arrays),
+        shapes,
+        tuple(only(s, axes) for s in specs),
         tuple((a, mesh.shape[a]) for a in axes),
         tuple(None if w is None else only(w, axes) for w in wanted),
     )

@@ -62,10 +62,10 @@ def gemm(
     Raises: TypeError for dtypes; ValueError for shapes, dims and shardings.
     Sharding: an axis on the same contracting dim of both operands costs one all-reduce of the
       result, or one reduce-scatter where the result is wanted sharded over it; several axes cost
-      one collective together. An axis on one operand's contracting dim only, or on free dims of
-      both, is gathered from one operand; one on contracting dims that are not paired, from both.
-      All else is local. bias, `add` and activation come after
-      the sum.
+      one collective together. An axis on one operand's contracting dim only gathers that operand,
+      or slices the other one and sums the result, whichever costs less. An axis on free dims of
+      both is gathered from one operand; on contracting dims that are not paired, from one or both.
+      All else is local. bias, `add` and activation come after the sum.
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
     lhs, rhs, bias, add = check.arrays("gemm", lhs=lhs, rhs=rhs, bias=bias, add=add)

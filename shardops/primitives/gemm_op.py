@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from shardops import routing
 from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted
 from shardops.primitives.local import local_primitive
-from shardops.rules.gemm import GemmDims, GemmPlan, plan
+from shardops.rules.gemm import plan
+from shardops.rules.gemm_dims import GemmDims, GemmPlan
 from shardops.rules.shardy import gemm_factors
 from shardops.rules.spec import Spec
 

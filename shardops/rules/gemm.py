@@ -4,13 +4,13 @@ Pure: shapes, specs and axis sizes in, a `GemmPlan` out. No arrays and no device
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
-from typing import Literal, TypeVar
+from typing import Literal
 
+from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
 from shardops.rules.prepare import gemm_cost, preparations
-from shardops.rules.reduction import Reduction, place_reduction, scattered
+from shardops.rules.reduction import place_reduction, scattered
 from shardops.rules.spec import (
     Axes,
     Sizes,
@@ -22,75 +22,6 @@ from shardops.rules.spec import (
     shards,
     to_spec,
 )
-
-Dims = tuple[int, ...]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class GemmDims:
-    """A product without its sharding. Result dims: batch, lhs free, rhs free.
-
-    `lhs_k[i]` is contracted with `rhs_k[i]`; `lhs_batch[i]` and `rhs_batch[i]` are one dim of the
-    result. The batch-like dims are no batched product: they decide who keeps a contested mesh axis,
-    and tell a data-parallel reduction from a model-parallel one.
-    """
-
-    lhs_shape: Dims
-    rhs_shape: Dims
-    lhs_k: Dims
-    rhs_k: Dims
-    lhs_batch: Dims = ()
-    rhs_batch: Dims = ()
-    lhs_batch_like: Dims = ()
-    rhs_batch_like: Dims = ()
-
-    @cached_property
-    def lhs_free(self) -> Dims:
-        return _others(len(self.lhs_shape), self.lhs_k + self.lhs_batch)
-
-    @cached_property
-    def rhs_free(self) -> Dims:
-        return _others(len(self.rhs_shape), self.rhs_k + self.rhs_batch)
-
-    @cached_property
-    def out_shape(self) -> Dims:
-        return self.to_out(self.lhs_shape, self.rhs_shape)
-
-    def to_out(self, lhs: Sequence[T], rhs: Sequence[T]) -> tuple[T, ...]:
-        """What belongs to the dims of the operands, in the order of the result's dims."""
-        return (
-            *(lhs[i] for i in self.lhs_batch),
-            *(lhs[i] for i in self.lhs_free),
-            *(rhs[j] for j in self.rhs_free),
-        )
-
-    @property
-    def out_batch_like(self) -> Dims:
-        """Positions of the result's batch-like dims."""
-        lhs = [i in self.lhs_batch_like for i in range(len(self.lhs_shape))]
-        rhs = [j in self.rhs_batch_like for j in range(len(self.rhs_shape))]
-        return tuple(p for p, like in enumerate(self.to_out(lhs, rhs)) if like)
-
-
-@dataclass(frozen=True)
-class GemmPlan:
-    """How a product runs on a mesh."""
-
-    lhs: Spec  # where the operands must lie before the local product
-    rhs: Spec
-    partial: Spec  # the local product, before the sums over the mesh
-    out: Spec  # the result
-    reduction: Reduction  # every sum over the mesh, as it is carried out
-    reduce: Axes  # of the summed axes: those that shard contracting dims of the model
-    batch_reduce: Axes  # and those that shard contracted batch-like dims (a weight gradient's)
-    bias: Spec  # of a bias over the rhs's free dims, added to the result
-    lhs_scale: Spec | None = None  # block scales follow the operand; None: one replicated scale
-    rhs_scale: Spec | None = None
-
-    @property
-    def operands(self) -> tuple[Spec, Spec]:
-        return self.lhs, self.rhs
 
 
 def plan_gemm(
@@ -124,8 +55,9 @@ def plan_gemm(
         one that moves the least.
     Returns: where operands and result lie and what is summed: `lhs`, `rhs`, `out`, `reduction`, …
     Raises: ValueError where a spec is longer than its shape, or `out_spec` is another string.
-    Sharding: axes on contracting dims of both operands are summed; axes on one operand's only, or
-      on dims that they do not divide, are gathered.
+    Sharding: axes on contracting dims of both operands are summed; for axes on one operand's only,
+      it is gathered or the other one sliced and the result summed, whichever costs less; axes on
+      dims that they do not divide are gathered.
     """
     lhs, rhs = tuple(lhs_shape), tuple(rhs_shape)
     dims = GemmDims(
@@ -217,10 +149,6 @@ def _plan_prepared(
         lhs_scale=tuple(lhs) if lhs_block else None,
         rhs_scale=tuple(rhs) if rhs_block else None,
     )
-
-
-def _others(ndim: int, taken: Dims) -> Dims:
-    return tuple(d for d in range(ndim) if d not in taken)
 
 
 def _pairs(dims: GemmDims) -> Iterable[tuple[int, int]]:

@@ -1,17 +1,12 @@
 """Ways to prepare the operands of a product before it is planned, and what a plan costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 from shardops.rules.cost import moved_bytes, reduced_bytes
+from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
 from shardops.rules.spec import Axes, Sizes, Spec, axes_in, common_prefix, fit, local_shape
-
-if TYPE_CHECKING:
-    from shardops.rules.gemm import Dims, GemmDims, GemmPlan
 
 # Operations in the time that one byte takes between devices: 800 TFLOP/s of bfloat16 products over
 # 450 GB/s a direction of NVLink. Elements count as two bytes.

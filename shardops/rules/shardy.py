@@ -6,7 +6,7 @@ a reduction: that inserts nothing.
 
 from collections.abc import Sequence
 
-from shardops.rules.gemm import GemmDims
+from shardops.rules.gemm_dims import GemmDims
 
 Factors = list[list[str]]
 

@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardops.rules import plan_gemm
-from shardops.rules.gemm import GemmDims, plan
+from shardops.rules.gemm import plan
+from shardops.rules.gemm_dims import GemmDims
 from shardops.rules.spec import axes_in, to_partition_spec
 from tests.rules.simulator import Mesh, all_specs, uses_axes_once
 

@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardops.rules import scale_shape, scale_spec
-from shardops.rules.gemm import GemmDims
+from shardops.rules.gemm_dims import GemmDims
 from shardops.rules.shardy import gemm_factors, rule
 from shardops.rules.spec import (
     common_prefix,
