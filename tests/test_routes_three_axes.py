@@ -104,7 +104,11 @@ def test_pipeline_stage_of_a_tensor_parallel_mlp_sums_over_the_right_axis():
         forward = jax.jit(mapped, out_shardings=NamedSharding(mesh, P("pp", "dp")))
         got = forward(*placed)
         moved = hlo.summary(forward.lower(*placed).compile())
+        gradients = jax.jit(jax.grad(lambda *a: (mapped(*a) ** 2).sum(), (0, 1, 2)))(*placed)
     assert_shards_close(got, x @ w @ v, reduced=16, roundings=4)
+    want = jax.grad(lambda x, w, v: ((x @ w @ v) ** 2).sum(), (0, 1, 2))(x, w, v)
+    for one, other in zip(gradients, want, strict=True):
+        assert_shards_close(one, np.asarray(other), reduced=16, roundings=8)
     assert moved == {"all-reduce": (1, 4 * 16 * 4)}
 
 
