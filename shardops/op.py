@@ -7,20 +7,24 @@ from typing import Any, Protocol
 import jax
 
 from shardops.rules.spec import Spec
+from shardops.rules.step import Step
 
 Arrays = Sequence[jax.Array]
 Shapes = tuple[tuple[int, ...], ...]
 AxisSizes = tuple[tuple[str, int], ...]
 Wanted = tuple[Spec | None, ...]  # the sharding wanted of each result, where it is known
+Itemsizes = tuple[int, ...]  # bytes of an element of each operand
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where operands and results of one call lie, and the plan that says so."""
 
-    operands: tuple[Spec, ...]
+    operands: tuple[Spec, ...]  # when the local share begins
     results: tuple[Spec, ...]
     plan: Any
+    steps: tuple[Step, ...] = ()  # of the local share: its sums over the mesh, moves of its results
+    moves: tuple[Step, ...] = ()  # of the operands, from where they are offered: the router's
 
 
 class Op(Protocol):
@@ -37,7 +41,12 @@ class Op(Protocol):
         ...
 
     def place(
-        self, shapes: Shapes, specs: tuple[Spec, ...], sizes: AxisSizes, wanted: Wanted
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+        itemsizes: Itemsizes,
     ) -> Placement:
         """Plan from what is offered and wanted. Pure."""
         ...

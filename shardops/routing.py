@@ -58,7 +58,8 @@ def _typed_as_traced(
     axes = tuple(a for a in _explicit_axes(mesh) if a not in new)
     shapes = tuple(a.shape[b:] for a, b in zip(arrays, batched, strict=True))
     inner = tuple(s[b:] for s, b in zip(specs, batched, strict=True))
-    placement = _place_on(op, shapes, inner, wanted, mesh, axes)
+    itemsizes = tuple(a.dtype.itemsize for a in arrays)
+    placement = _place_on(op, shapes, inner, wanted, mesh, axes, itemsizes)
     return tuple(
         laid_out(r, (new, *spec)) for r, spec in zip(results, placement.results, strict=True)
     )
@@ -241,7 +242,8 @@ def _refuse_unsorted(op: Op, mesh: AbstractMesh, axes: Axes) -> None:
 def _place(op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes) -> Placement:
     """The plan as far as `axes` go, from the types of the operands."""
     shapes = tuple(a.shape for a in arrays)
-    return _place_on(op, shapes, tuple(map(type_spec, arrays)), wanted, mesh, axes)
+    itemsizes = tuple(a.dtype.itemsize for a in arrays)
+    return _place_on(op, shapes, tuple(map(type_spec, arrays)), wanted, mesh, axes, itemsizes)
 
 
 def _place_on(
@@ -251,12 +253,14 @@ def _place_on(
     wanted: Wanted,
     mesh: AbstractMesh,
     axes: Axes,
+    itemsizes: tuple[int, ...],
 ) -> Placement:
     return op.place(
         shapes,
         tuple(only(s, axes) for s in specs),
         tuple((a, mesh.shape[a]) for a in axes),
         tuple(None if w is None else only(w, axes) for w in wanted),
+        itemsizes,
     )
 
 

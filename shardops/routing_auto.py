@@ -58,7 +58,8 @@ def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tup
         )
         sizes = () if named is None else tuple(named.shape.items())
         shapes = tuple(tuple(a.shape) for a in arrays)
-        return op.place(shapes, offered, sizes, tuple(offers[count:])), named
+        itemsizes = tuple(np.dtype(a.dtype).itemsize for a in arrays)
+        return op.place(shapes, offered, sizes, tuple(offers[count:]), itemsizes), named
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
         placement, named = place(mesh, args, results)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
-from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted
+from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
@@ -57,6 +57,7 @@ class GemmOp:
         specs: tuple[Spec, ...],
         sizes: AxisSizes,
         wanted: Wanted,
+        itemsizes: Itemsizes,
     ) -> Placement:
         # A sharding that the partitioner has chosen stands: another one would be moved to it.
         asked = next((w for w in wanted if w is not None), "cheapest" if self.cheapest else None)

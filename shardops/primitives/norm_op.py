@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
-from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted
+from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.norm_local import (
     Kind,
     backward_reference,
@@ -45,6 +45,7 @@ class NormForward:
         specs: tuple[Spec, ...],
         sizes: AxisSizes,
         wanted: Wanted,
+        itemsizes: Itemsizes,
     ) -> Placement:
         plan = plan_rowwise(shapes[0], specs[0], sizes, self.stats, wanted[0] if wanted else None)
         operands = (plan.x, plan.gamma, *(plan.gamma,) * self.beta, *(plan.x,) * self.add)
@@ -130,6 +131,7 @@ class NormBackward:
         specs: tuple[Spec, ...],
         sizes: AxisSizes,
         wanted: Wanted,
+        itemsizes: Itemsizes,
     ) -> Placement:
         dx, dgamma = (wanted[0], wanted[1]) if wanted else (None, None)
         plan = plan_rowwise(shapes[1], specs[1], sizes, self.stats, dx, dgamma)

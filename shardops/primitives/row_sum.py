@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
-from shardops.op import Arrays, AxisSizes, Inner, Placement, Shapes, Wanted, with_derivative
+from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted, with_derivative
 from shardops.rules.rowwise import RowSumPlan, plan_row_sum
 from shardops.rules.spec import Spec
 
@@ -49,6 +49,7 @@ class RowSumOp:
         specs: tuple[Spec, ...],
         sizes: AxisSizes,
         wanted: Wanted,
+        itemsizes: Itemsizes,
     ) -> Placement:
         asked = wanted[0] if wanted else None
         plan = plan_row_sum(shapes[0], specs[0], self.kept, self.rows, sizes, asked)
