@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format gpu bench test-versions clean
+.PHONY: help demo test check docs format gpu bench collectives exhaustive test-versions clean
 
 VENV ?= .venv
 export PYTHON SYSTEM_PACKAGES VENV
@@ -21,7 +21,7 @@ GPU_WORKERS ?= 8
 comma := ,
 GPU_CUDA := $(or $(CUDA),cuda13)
 DEMO_READY := $(VENV)/ready-demo$(if $(CUDA),$(comma)$(CUDA))
-TEST_READY := $(VENV)/ready-test,nvrtc,dev
+TEST_READY := $(VENV)/ready-test,nvrtc,dev,docs
 GPU_READY := $(VENV)/ready-test,$(GPU_CUDA)
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cc csrc/*.h)
 SCRIPTS := scripts/setup_venv.sh scripts/requirements.py
@@ -36,14 +36,18 @@ demo: $(DEMO_READY) ## train a small sharded language model on this machine (int
 test: $(TEST_READY) ## every test that needs no GPU
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/gpu --ignore=tests/multi_gpu tests
 
-check: $(TEST_READY) ## format, lint, types, state of the GPU record, tests: what CI runs
+check: $(TEST_READY) ## format, lint, types, state of the GPU record, docs, tests: what CI runs
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright
 	find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cuh' | \
 	  xargs $(VENV)/bin/clang-format --dry-run -Werror
 	$(RUN) tests/gpu/record.py --check
+	$(MAKE) --no-print-directory docs
 	$(MAKE) --no-print-directory test
+
+docs: $(TEST_READY) ## the documentation (into out/docs), a warning is an error
+	$(RUN) -m sphinx -W --keep-going -q -E -j auto -d out/doctrees docs out/docs
 
 format: $(TEST_READY) ## rewrite Python and C++ as `check` wants them
 	$(VENV)/bin/ruff format .
@@ -58,6 +62,12 @@ gpu: $(GPU_READY) ## the tests that need GPUs, then the record of what they saw
 
 bench: $(GPU_READY) ## time the kernels beside XLA on this GPU
 	$(RUN) benchmarks/bench.py
+
+collectives: $(TEST_READY) ## what everyday layouts move, into docs/collectives.md
+	$(RUN) -m benchmarks.collectives
+
+exhaustive: $(TEST_READY) ## thousands of drawn cases where `test` has hundreds
+	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules
 
 test-versions: ## a smoke part of the tests on every supported pair of Python and JAX found here
 	scripts/test_versions.sh

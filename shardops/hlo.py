@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 from shardops import _hlo_text as hlo_text
 
-__all__ = ["Collective", "Kind", "asked_by", "collectives", "summary"]
+__all__ = ["Collective", "Kind", "asked_by", "collectives", "received_bytes", "summary"]
 
 Kind = Literal[
     "all-reduce",
@@ -93,6 +93,24 @@ def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
             )
         )
     return tuple(found)
+
+
+def received_bytes(collective: Collective) -> float:
+    """Bytes that one device receives in a collective, under ring algorithms.
+
+    With n devices a group: all-gather (n-1)/n of the result; reduce-scatter (n-1) times the result,
+    which is (n-1)/n of the operand; all-reduce twice that of its operand; all-to-all (n-1)/n;
+    a permute or broadcast all of it.
+    """
+    n, size = max(collective.groups, 1), collective.bytes
+    match collective.kind:
+        case "all-gather" | "all-to-all" | "ragged-all-to-all":
+            return size * (n - 1) / n
+        case "reduce-scatter":
+            return float(size * (n - 1))
+        case "all-reduce":
+            return 2 * size * (n - 1) / n
+    return float(size)
 
 
 def summary(compiled_or_text: Any) -> dict[str, tuple[int, int]]:

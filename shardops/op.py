@@ -24,7 +24,8 @@ class Placement:
     results: tuple[Spec, ...]
     plan: Any
     steps: tuple[Step, ...] = ()  # of the local share: its sums over the mesh, moves of its results
-    moves: tuple[Step, ...] = ()  # of the operands, from where they are offered: the router's
+    moves: tuple[Step, ...] = ()  # of the operands, from where they are taken: the router's
+    taken: tuple[Spec, ...] = ()  # where the operands are when the mapped function begins
 
 
 class Op(Protocol):
@@ -33,6 +34,11 @@ class Op(Protocol):
     @property
     def scope(self) -> str:
         """Its name in profiles and in HLO."""
+        ...
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of its operands."""
         ...
 
     @property

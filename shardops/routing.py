@@ -20,8 +20,9 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardops.op import Arrays, Op, Placement, Shapes, Wanted, bare
+from shardops.placing import arrive, placed
+from shardops.recording import Record, record, token
 from shardops.routing_auto import run_auto
-from shardops.rules.reduction import Reduction
 from shardops.rules.spec import Axes, Spec, only, to_partition_spec, to_spec
 
 
@@ -103,13 +104,6 @@ def match_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     )
 
 
-def reduce(x: jax.Array, reduction: Reduction) -> jax.Array:
-    """Carry out the sums over the mesh."""
-    for dim, axes in reduction.scatter:
-        x = jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
-    return jax.lax.psum(x, reduction.all_reduce) if reduction.all_reduce else x
-
-
 # ---- Explicit axes -------------------------------------------------------------------------------
 
 
@@ -152,6 +146,16 @@ class Type:
         return array if self.spec is None else _resharded(array, self.mesh, self.spec)
 
 
+def pull(function: Callable[..., Any], primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    """Cotangents of `primals`, for those of the results of `function`.
+
+    The results of `function` may be laid out otherwise than those that the cotangents belong to.
+    """
+    results, pull_back = jax.vjp(function, *primals)
+    typed = (Type.of(r).apply(c) for r, c in zip(results, cotangents, strict=True))
+    return pull_back(tuple(typed))
+
+
 def constrain(array: jax.Array, wanted: Spec, open_dims: frozenset[int] = frozenset()) -> jax.Array:
     """`array` sharded as `wanted`, whose axes are Explicit or Auto ones of its mesh.
 
@@ -176,23 +180,6 @@ def laid_out(array: jax.Array, spec: Spec) -> jax.Array:
     return array if explicit_spec(array) is None else _resharded(array, mesh_of(array), spec)
 
 
-def moved_once(array: jax.Array, uses: Sequence[tuple[Op, Arrays, Wanted]]) -> jax.Array:
-    """`array` where all of its `uses` (op, operands, wanted) will have it, if that is one place.
-
-    On Explicit axes each op reshards its operands; two ops that gather the same one would gather it
-    twice.
-    """
-    mesh = mesh_of(array)
-    axes = _explicit_axes(mesh)
-    if not axes:
-        return array
-    places = set()
-    for op, arrays, wanted in uses:
-        placement = _place(op, arrays, wanted, mesh, axes)
-        places |= {s for a, s in zip(arrays, placement.operands, strict=True) if a is array}
-    return _resharded(array, mesh, places.pop()) if len(places) == 1 else array
-
-
 def _explicit(
     op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes
 ) -> tuple[jax.Array, ...]:
@@ -204,22 +191,23 @@ def _explicit(
     empty = any(a.size == 0 for a in arrays)
     working_axes = () if empty else tuple(a for a in axes if mesh.shape[a] > 1)
     working = _place(op, arrays, wanted, mesh, working_axes)
-    moved = [_resharded(a, mesh, s) for a, s in zip(arrays, working.operands, strict=True)]
+    _record(op, arrays, wanted, mesh, working_axes, working)
+    plain = [_resharded(a, mesh, s) for a, s in zip(arrays, working.taken, strict=True)]
 
     def body(*shards: jax.Array) -> tuple[jax.Array, ...]:
         with jax.named_scope(op.scope):
-            return op.local(working.plan, shards, _inside)
+            return op.local(working.plan, arrive(op, shards, working), _inside)
 
     if working_axes:
         results = jax.shard_map(
             body,
             mesh=mesh,
-            in_specs=tuple(to_partition_spec(s) for s in working.operands),
+            in_specs=tuple(to_partition_spec(s) for s in working.taken),
             out_specs=tuple(to_partition_spec(s) for s in working.results),
             axis_names=set(axes),
-        )(*moved)
+        )(*plain)
     else:
-        results = _on_other_axes(op, moved, mesh)
+        results = _on_other_axes(op, plain, mesh)
     return tuple(_resharded(r, mesh, s) for r, s in zip(results, typed.results, strict=True))
 
 
@@ -255,13 +243,30 @@ def _place_on(
     axes: Axes,
     itemsizes: tuple[int, ...],
 ) -> Placement:
-    return op.place(
+    return placed(
+        op,
         shapes,
         tuple(only(s, axes) for s in specs),
         tuple((a, mesh.shape[a]) for a in axes),
         tuple(None if w is None else only(w, axes) for w in wanted),
         itemsizes,
     )
+
+
+def _record(
+    op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axes, placement: Placement
+) -> None:
+    entry = Record(
+        op,
+        "explicit",
+        tuple(a.shape for a in arrays),
+        tuple(a.dtype.name for a in arrays),
+        tuple(only(type_spec(a), axes) for a in arrays),
+        tuple(None if w is None else only(w, axes) for w in wanted),
+        tuple((a, mesh.shape[a]) for a in axes),
+        placement,
+    )
+    record(token(), entry)
 
 
 def _inside(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -14,7 +14,9 @@ from jax._src.config import _check_vma  # private: see `lower`
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
-from shardops.op import Arrays, Op, Placement, bare
+from shardops.op import Arrays, Op, bare
+from shardops.placing import arrive, placed
+from shardops.recording import Record, record, token
 from shardops.rules.shardy import rule
 from shardops.rules.spec import Axes, Spec, axes_in, to_partition_spec, to_spec
 from shardops.version import __version__
@@ -32,7 +34,7 @@ def run_auto(op: Op, arrays: Arrays) -> tuple[jax.Array, ...]:
     # The compiled program is cached under its text alone where custom_partitioning's pointers are
     # left out of the key: a constant of the statics keeps different ops apart.
     fingerprint = np.uint32(zlib.crc32(f"{__version__} {op!r}".encode()))
-    return _partitioned(op, len(arrays), ambient)(*arrays, fingerprint, *_probes(ambient))
+    return _partitioned(op, len(arrays), ambient, token())(*arrays, fingerprint, *_probes(ambient))
 
 
 def _uses_shardy() -> bool:
@@ -41,14 +43,16 @@ def _uses_shardy() -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tuple[jax.Array, ...]]:
+def _partitioned(
+    op: Op, count: int, ambient: AbstractMesh, listener: int | None
+) -> Callable[..., tuple[jax.Array, ...]]:
     """Operands of the call: the op's `count` arrays, the fingerprint, the probes."""
 
     @custom_partitioning
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return bare(op, *operands[:count])
 
-    def place(mesh: Any, args: Any, results: Any) -> tuple[Placement, Any]:
+    def place(mesh: Any, args: Any, results: Any) -> tuple[Record, Any]:
         arrays, probes = args[:count], args[count + 1 :]
         named = _named_mesh(ambient, mesh, probes)
         offers = [None if named is None else _offered(a, named) for a in (*arrays, *results)]
@@ -59,10 +63,16 @@ def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tup
         sizes = () if named is None else tuple(named.shape.items())
         shapes = tuple(tuple(a.shape) for a in arrays)
         itemsizes = tuple(np.dtype(a.dtype).itemsize for a in arrays)
-        return op.place(shapes, offered, sizes, tuple(offers[count:]), itemsizes), named
+        wanted = tuple(offers[count:])
+        placement = placed(op, shapes, offered, sizes, wanted, itemsizes)
+        dtypes = tuple(np.dtype(a.dtype).name for a in arrays)
+        entry = Record(op, "auto", shapes, dtypes, offered, wanted, sizes, placement)
+        return entry, named
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
-        placement, named = place(mesh, args, results)
+        entry, named = place(mesh, args, results)
+        record(listener, entry)
+        placement = entry.placement
         full = _auto_mesh(ambient, ambient.axis_names) if ambient.manual_axes else mesh
         full = ambient if full.empty else full
 
@@ -71,21 +81,23 @@ def _partitioned(op: Op, count: int, ambient: AbstractMesh) -> Callable[..., tup
             # eager shard_map would have it check what varies over a mesh that is not here.
             plain = (_check_vma(False), jax.sharding.use_abstract_mesh(_NO_MESH))
             with plain[0], plain[1], jax.named_scope(op.scope):
-                return op.local(placement.plan, operands[:count], bare)
+                arrived = arrive(op, operands[:count], placement)
+                return op.local(placement.plan, arrived, bare)
 
         def sharding(spec: Spec) -> NamedSharding:
             return NamedSharding(full if named is None else named, to_partition_spec(spec))
 
         probes = [((axis,) if named else (),) for axis in _probed_axes(ambient)]
-        ins = tuple(map(sharding, (*placement.operands, (), *probes)))
+        ins = tuple(map(sharding, (*placement.taken, (), *probes)))
         return full, lower, tuple(map(sharding, placement.results)), ins
 
     def infer(mesh: Any, args: Any, results: Any) -> Any:
         # GSPMD asks here, and an exception would end the process. A wrong guess only costs bytes.
         try:
             unknown = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]
-            placement, named = place(mesh, args, unknown)
-            return tuple(NamedSharding(named, to_partition_spec(s)) for s in placement.results)
+            entry, named = place(mesh, args, unknown)
+            results = entry.placement.results
+            return tuple(NamedSharding(named, to_partition_spec(s)) for s in results)
         except Exception:
             return tuple(NamedSharding(mesh, jax.P()) for _ in results)
 

@@ -14,9 +14,20 @@ from jax.sharding import PartitionSpec as P
 from shardops import hlo
 from tests import meshes
 
-B, S, K, N = 8, 16, 32, 64  # x [B, S, K], w [K, N], y [B, S, N]
+# In proportions of models: neither the tokens of a group nor the weight are cheap to move.
+B, S, K, N = 8, 64, 384, 320  # x [B, S, K], w [K, N], y [B, S, N]
 DP, TP = meshes.SIZES["dp"], meshes.SIZES["tp"]
-SHAPES = {"x": (B, S, K), "w": (K, N), "vector": (N,), "y": (B, S, N), "residual": (B, S, N)}
+SHAPES = {
+    "x": (B, S, K),
+    "w": (K, N),
+    "vector": (N,),
+    "y": (B, S, N),
+    "residual": (B, S, N),
+    "x_long": (B, S, 4 * K),
+    "w_long": (4 * K, N),
+    "x_many": (B, 4 * S, K),
+    "y_many": (B, 4 * S, N),
+}
 
 Moved = tuple[dict[str, tuple[int, int]], tuple[int, ...]]
 

@@ -10,14 +10,14 @@ import shardops as so
 from tests.moved import DP, TP, B, K, N, S, moved, size, wanted
 
 
-def forward(mesh, x, w, y, **options):
+def forward(mesh, x, w, y, long=False, **options):
     def f(x, w):
         return so.gemm(x, w, out_sharding=wanted(mesh, *y), **options)
 
-    return moved(mesh, f, {"x": x, "w": w}, y)
+    return moved(mesh, f, {"x_long": x, "w_long": w} if long else {"x": x, "w": w}, y)
 
 
-def gradients(mesh, x, w, y, argnums=(0, 1), attributed=True, **options):
+def gradients(mesh, x, w, y, argnums=(0, 1), attributed=True, many=False, **options):
     """Of sum(gemm(x, w) * c), c laid out as the result."""
 
     def f(x, w, c):
@@ -28,7 +28,9 @@ def gradients(mesh, x, w, y, argnums=(0, 1), attributed=True, **options):
         return [both[i] for i in argnums]
 
     out = [(x, w)[i] for i in argnums]
-    return moved(mesh, f, {"x": x, "w": w, "y": y}, out, attributed=attributed)
+    names = ("x_many", "w", "y_many") if many else ("x", "w", "y")
+    layouts = dict(zip(names, (x, w, y), strict=True))
+    return moved(mesh, f, layouts, out, attributed=attributed)
 
 
 # --- forward ------------------------------------------------------------------------------------
@@ -65,12 +67,12 @@ def test_fsdp_gathers_the_weight_once(mesh, w):
 
 
 def test_two_axes_on_k_make_one_collective(mesh):
-    got = forward(mesh, (None, None, ("dp", "tp")), (("dp", "tp"),), ())
+    got = forward(mesh, (None, None, ("dp", "tp")), (("dp", "tp"),), (), long=True)
     assert got == ({"all-reduce": (1, size(B, S, N))}, (DP * TP,))
 
 
 def test_two_axes_on_k_scatter_together(mesh):
-    got = forward(mesh, (None, None, ("dp", "tp")), (("dp", "tp"),), (("dp", "tp"),))
+    got = forward(mesh, (None, None, ("dp", "tp")), (("dp", "tp"),), (("dp", "tp"),), long=True)
     assert got == ({"reduce-scatter": (1, size(B // DP // TP, S, N))}, (DP * TP,))
 
 
@@ -168,7 +170,7 @@ def test_sequence_parallel_gradient_scatters_dx(mesh):
 
 
 def test_weight_gradient_over_batch_and_sequence_is_one_all_reduce(mesh):
-    got = gradients(mesh, ("dp", "tp"), (), ("dp", "tp"), argnums=(1,))
+    got = gradients(mesh, ("dp", "tp"), (), ("dp", "tp"), argnums=(1,), many=True)
     assert got == ({"all-reduce": (1, size(K, N))}, (DP * TP,))
 
 

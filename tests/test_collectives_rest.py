@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 import shardops as so
 from shardops import hlo
 from tests import meshes
-from tests.moved import DP, B, K, N, S, size
+from tests.moved import DP, TP, B, K, N, S, size
 
 
 def summary(f, *arrays):
@@ -37,17 +37,30 @@ def test_add_comes_after_the_sum_and_moves_nothing(mesh):
 
 
 def test_axis_on_one_operands_contracting_dim_gathers_that_operand(explicit_mesh):
+    """Where the result is much larger than the operand; else the result would be summed."""
     x = meshes.place(explicit_mesh, jnp.ones((B, S, K)), "dp", None, "tp")
-    w = meshes.place(explicit_mesh, jnp.ones((K, N)))
+    w = meshes.place(explicit_mesh, jnp.ones((K, 4 * N)))
     assert summary(so.gemm, x, w) == {"all-gather": (1, size(B // DP, S, K))}
 
 
-def test_axis_on_contracting_dims_that_are_not_paired_gathers_both(explicit_mesh):
-    x = meshes.place(explicit_mesh, jnp.ones((8, 16, 4)), "tp")
-    w = meshes.place(explicit_mesh, jnp.ones((8, 16, 4)), None, "tp")
+def test_axis_on_contracting_dims_that_are_not_paired_moves_as_planned(explicit_mesh):
+    """Gathering both would do, and moves four times as much."""
+    specs = ("tp",), (None, "tp")
+    x = meshes.place(explicit_mesh, jnp.ones((8, 16, 4)), *specs[0])
+    w = meshes.place(explicit_mesh, jnp.ones((8, 16, 4)), *specs[1])
+    contracting = ((0, 1), (0, 1))
 
     def f(x, w):
-        return so.gemm(x, w, contracting_dims=((0, 1), (0, 1)))
+        return so.gemm(x, w, contracting_dims=contracting)
 
-    moved = summary(f, x, w)
-    assert moved == {"all-gather": (2, 2 * size(8, 16, 4))}
+    found = hlo.collectives(jax.jit(f).lower(x, w).compile())
+    received = sum(map(hlo.received_bytes, found))
+    planned = so.rules.plan_gemm(
+        x.shape,
+        w.shape,
+        *specs,
+        {"dp": DP, "tp": TP},
+        contracting_dims=contracting,
+        itemsizes=(4, 4, 4),
+    )
+    assert received == planned.bytes <= 2 * size(8, 16, 4) * (TP - 1) / TP / 4

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from shardops import config, routing
 from shardops.op import compiled, with_derivative
 from shardops.primitives import check
+from shardops.primitives.gemm_grad import operand_cotangents
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
 from shardops.primitives.row_sum import row_sum
 from shardops.rules.spec import Spec
@@ -143,10 +144,12 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
     with jax.named_scope(f"shardops.{op.name}.grad"):
         dz = dout
         if op.activation is not None:
-            z = pre.astype(jnp.float32)
+            # The pre-activation stays where its last sum left it; the result may have moved on.
+            here = routing.explicit_spec(dout)
+            z = (pre if here is None else routing.laid_out(pre, here)).astype(jnp.float32)
             _, pull = jax.vjp(_activation(op), z)
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
-        dlhs, drhs = _operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
+        dlhs, drhs = operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
         dbias = dadd = None
         if bias_type is not None:
             n_rhs = len(op.dims((lhs.shape, rhs.shape)).rhs_free)
@@ -157,6 +160,13 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
 
 
 _product.defvjp(_save, _pull)
+
+
+def product_of(op: GemmOp, wanted: Spec | None, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """The bare product of checked operands, with its derivative."""
+    return _product(op, wanted, lhs, rhs, None, None)
+
+
 _compiled_product = compiled(_product)
 
 
@@ -182,65 +192,7 @@ def _apart(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: 
 
 _with_pre_activation.defvjp(
     lambda op, wanted, *operands: (_with_pre_activation(op, wanted, *operands), operands),
-    lambda op, wanted, saved, cotangents: jax.vjp(partial(_apart, op, wanted), *saved)[1](
-        cotangents
+    lambda op, wanted, saved, cotangents: routing.pull(
+        partial(_apart, op, wanted), saved, cotangents
     ),
 )
-
-
-def _operand_cotangents(
-    op: GemmOp, lhs: jax.Array, rhs: jax.Array, dz: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Two products over dz [batch, lhs free, rhs free], each put back into its operand's order."""
-    d = op.dims((lhs.shape, rhs.shape))
-    batch, n_lhs = len(d.lhs_batch), len(d.lhs_free)
-    z_batch = tuple(range(batch))
-    z_lhs = tuple(range(batch, batch + n_lhs))
-    z_rhs = tuple(range(batch + n_lhs, dz.ndim))
-    plain = replace(
-        op,
-        bias=False,
-        add=False,
-        activation=None,
-        save=False,
-        cheapest=False,
-        out_dtype=lhs.dtype.name,
-        kernel=config.runs_as_kernel(f"{op.name}.grad"),
-    )
-    # to_lhs: [batch, lhs free, contracted in the order of rhs's dims]
-    by_rhs = sorted(range(len(d.rhs_k)), key=lambda n: d.rhs_k[n])
-    to_lhs = replace(
-        plain,
-        contracting=(z_rhs, d.rhs_free),
-        batch=(z_batch, d.rhs_batch),
-        batch_like=(d.out_batch_like, d.rhs_batch_like),
-    )
-    # to_rhs: [batch, contracted in the order of lhs's dims, rhs free]
-    by_lhs = sorted(range(len(d.lhs_k)), key=lambda n: d.lhs_k[n])
-    to_rhs = replace(
-        plain,
-        contracting=(d.lhs_free, z_lhs),
-        batch=(d.lhs_batch, z_batch),
-        batch_like=(d.lhs_batch_like, d.out_batch_like),
-    )
-    lhs_order = d.lhs_batch + d.lhs_free + tuple(d.lhs_k[n] for n in by_rhs)
-    rhs_order = d.rhs_batch + tuple(d.rhs_k[n] for n in by_lhs) + d.rhs_free
-    lhs_wanted, rhs_wanted = _wanted(lhs, lhs_order), _wanted(rhs, rhs_order)
-    dz = routing.moved_once(
-        dz, [(to_lhs, (dz, rhs), (lhs_wanted,)), (to_rhs, (lhs, dz), (rhs_wanted,))]
-    )
-    dlhs = _product(to_lhs, lhs_wanted, dz, rhs, None, None)
-    drhs = _product(to_rhs, rhs_wanted, lhs, dz, None, None)
-    return _reordered(dlhs, lhs_order, lhs), _reordered(drhs, rhs_order, rhs)
-
-
-def _wanted(like: jax.Array, order: Dims) -> Spec | None:
-    """The sharding in the type of `like`, its dims in another order."""
-    spec = routing.explicit_spec(like)
-    return None if spec is None else tuple(spec[dim] for dim in order)
-
-
-def _reordered(out: jax.Array, order: Dims, like: jax.Array) -> jax.Array:
-    """An array whose p-th dim is dim `order[p]` of `like`, with the dims and the type of `like`."""
-    inverse = sorted(range(len(order)), key=lambda p: order[p])
-    return routing.Type.of(like).apply(jnp.transpose(out, inverse))

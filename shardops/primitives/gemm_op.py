@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
+from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
@@ -46,6 +47,10 @@ class GemmOp:
     def scope(self) -> str:
         return f"shardops.{self.name}"
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("lhs", "rhs", *("bias",) * self.bias, *("add",) * self.add)
+
     def dims(self, shapes: Sequence[Sequence[int]]) -> GemmDims:
         """The dims of a product of operands with these shapes."""
         lhs, rhs = shapes[0], shapes[1]
@@ -61,11 +66,27 @@ class GemmOp:
     ) -> Placement:
         # A sharding that the partitioner has chosen stands: another one would be moved to it.
         asked = next((w for w in wanted if w is not None), "cheapest" if self.cheapest else None)
-        planned = plan(self.dims(shapes), specs[0], specs[1], sizes, asked)
-        extra = ((planned.bias,) if self.bias else ()) + ((planned.out,) if self.add else ())
+        planned = self.plan(shapes, specs, sizes, asked, itemsizes)
+        extra = ((planned.bias,) if self.bias else ()) + ((planned.finished,) if self.add else ())
+        saved = (planned.finished,) if self.save else ()
         return Placement(
-            (planned.lhs, planned.rhs, *extra), (planned.out,) * (2 if self.save else 1), planned
+            (planned.lhs, planned.rhs, *extra), (planned.out, *saved), planned, planned.of("out")
         )
+
+    def plan(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Spec | Literal["cheapest"] | None,
+        itemsizes: Itemsizes,
+        **also: tuple[Spec, ...],
+    ) -> GemmPlan:
+        """The plan for operands with these shapes, where they are offered."""
+        partial = 4 if self.precise else jnp.dtype(self.out_dtype).itemsize
+        bytes_each = (itemsizes[0], itemsizes[1], partial)
+        dims = self.dims(shapes)
+        return plan(dims, specs[0], specs[1], sizes, wanted, itemsizes=bytes_each, **also)
 
     def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
         results = 2 if self.save else 1
@@ -74,8 +95,8 @@ class GemmOp:
     def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
         if plan is None:
             return self._on_device(arrays)
-        if not plan.reduction:
-            return inner(self, *arrays)
+        if not plan.before_finish:
+            return self._depart(plan, inner(self, *arrays))
         # A sum over the mesh comes first: bias and activation may enter once only.
         bare = replace(
             self,
@@ -86,7 +107,12 @@ class GemmOp:
             out_dtype="float32" if self.precise else self.out_dtype,
         )
         (partial,) = inner(bare, *arrays[:2])
-        return self._finish(routing.reduce(partial, plan.reduction), *self._optional(arrays))
+        total = carry_out(partial, plan.before_finish)
+        return self._depart(plan, self._finish(total, *self._optional(arrays)))
+
+    def _depart(self, plan: GemmPlan, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """The result goes where it is wanted; a saved pre-activation stays."""
+        return (carry_out(results[0], plan.after_finish), *results[1:])
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted

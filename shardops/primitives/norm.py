@@ -217,11 +217,7 @@ def _run_save(op: Any, wanted: Wanted, *arrays: jax.Array) -> Any:
 
 def _run_pull(op: Any, wanted: Wanted, arrays: Any, cotangents: Any) -> Any:
     del wanted
-    results, pull = jax.vjp(op.reference, *arrays)
-    # The reference may lay its results out otherwise than the routed op.
-    return pull(
-        tuple(routing.Type.of(r).apply(c) for r, c in zip(results, cotangents, strict=True))
-    )
+    return routing.pull(op.reference, arrays, cotangents)
 
 
 _run.defvjp(_run_save, _run_pull)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
+from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.norm_local import (
     Kind,
@@ -16,9 +17,9 @@ from shardops.primitives.norm_local import (
     local_backward,
     local_forward,
 )
-from shardops.rules.reduction import Reduction
-from shardops.rules.rowwise import RowwisePlan, Stats, plan_rowwise
+from shardops.rules.rowwise import RowwiseCall, RowwisePlan, Stats, plan_rowwise
 from shardops.rules.spec import Spec
+from shardops.rules.step import Step
 
 Factors = tuple[list[list[str]], list[list[str]]]
 
@@ -39,6 +40,10 @@ class NormForward:
     def scope(self) -> str:
         return f"shardops.{self.kind}_norm"
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("x", "gamma", *("beta",) * self.beta, *("add",) * self.add)
+
     def place(
         self,
         shapes: Shapes,
@@ -47,9 +52,18 @@ class NormForward:
         wanted: Wanted,
         itemsizes: Itemsizes,
     ) -> Placement:
-        plan = plan_rowwise(shapes[0], specs[0], sizes, self.stats, wanted[0] if wanted else None)
+        rows = itemsizes[:1] + itemsizes[len(itemsizes) - 1 :] * self.add
+        call = RowwiseCall(
+            shapes[0],
+            rows,
+            itemsizes[:1] * (1 + self.add),
+            sums=(1, 1) if self.kind == "layer" else (1,),
+        )
+        offered = (specs[0], *specs[len(specs) - 1 :] * self.add)
+        plan = plan_rowwise(call, offered, sizes, self.stats, wanted[: 1 + self.add])
         operands = (plan.x, plan.gamma, *(plan.gamma,) * self.beta, *(plan.x,) * self.add)
-        return Placement(operands, self._results(plan.x, plan.rows), plan)
+        statistics = (plan.rows,) * (2 if self.kind == "layer" else 1)
+        return Placement(operands, (*plan.results, *statistics), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:
         # gamma and beta have factors of their own: where they lie must not decide where x does.
@@ -76,8 +90,10 @@ class NormForward:
         if plan is None:
             return local_forward(*arrays, kernel=self.kernel, **self._statics)
         if plan.hidden:  # the reference, between the sums that combine its statistics
-            return forward_reference(*arrays, **self._statics, axes=plan.hidden)
-        return inner(self, *arrays)
+            results = forward_reference(*arrays, **self._statics, axes=plan.hidden)
+        else:
+            results = inner(self, *arrays)
+        return depart(plan, results)
 
     def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
@@ -125,6 +141,11 @@ class NormBackward:
     def scope(self) -> str:
         return f"shardops.{self.kind}_norm.grad"
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        statistics = ("mean", "rstd") if self.kind == "layer" else ("rstd",)
+        return ("dy", "h", "gamma", *statistics, *("dh",) * self.residual)
+
     def place(
         self,
         shapes: Shapes,
@@ -133,12 +154,23 @@ class NormBackward:
         wanted: Wanted,
         itemsizes: Itemsizes,
     ) -> Placement:
-        dx, dgamma = (wanted[0], wanted[1]) if wanted else (None, None)
-        plan = plan_rowwise(shapes[1], specs[1], sizes, self.stats, dx, dgamma)
+        like_x = (0, 1, *(len(shapes) - 1,) * self.residual)
+        call = RowwiseCall(
+            shapes[1],
+            tuple(itemsizes[n] for n in like_x),
+            (itemsizes[1],),
+            sums=(2,) if self.kind == "layer" else (1,),
+            parameters=1 + self.beta,
+            main=1,
+        )
+        dgamma = wanted[1] if len(wanted) > 1 else None
+        offered = tuple(specs[n] for n in like_x)
+        plan = plan_rowwise(call, offered, sizes, self.stats, wanted[:1] or (None,), dgamma)
         return Placement(
             self._operands(plan.x, plan.gamma, plan.rows),
-            (plan.x, *(plan.parameter_out,) * (1 + self.beta)),
+            (*plan.results, *(plan.parameter_out,) * (1 + self.beta)),
             plan,
+            plan.steps,
         )
 
     def factors(self, shapes: Shapes) -> Factors:
@@ -160,7 +192,7 @@ class NormBackward:
             dx, *sums = backward_reference(*arrays, **self._statics, axes=plan.hidden)
         else:
             dx, *sums = inner(self, *arrays)
-        return (dx, *_reduce_together(sums, plan.parameter))
+        return (*depart(plan, (dx,)), *_sum_together(sums, plan.parameter_steps))
 
     def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
@@ -196,11 +228,25 @@ def _alike(op: NormForward | NormBackward, arrays: Arrays, x: jax.Array) -> list
     ]
 
 
-def _reduce_together(sums: list[jax.Array], reduction: Reduction) -> list[jax.Array]:
+def depart(plan: RowwisePlan, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Row-shaped results go where they are wanted; what comes after them stays."""
+    ways = (*plan.departures, *((),) * (len(results) - len(plan.departures)))
+    return tuple(carry_out(r, way) for r, way in zip(results, ways, strict=True))
+
+
+def _sum_together(sums: list[jax.Array], steps: Sequence[Step]) -> list[jax.Array]:
     """Gradients of gamma and beta in one collective."""
-    if not reduction:
-        return sums
-    if len(sums) == 1:
-        return [routing.reduce(sums[0], reduction)]
-    both = replace(reduction, scatter=tuple((d + 1, axes) for d, axes in reduction.scatter))
-    return list(routing.reduce(jnp.stack(sums), both))
+    if not steps or len(sums) == 1:
+        return [carry_out(s, steps) for s in sums]
+    return list(carry_out(jnp.stack(sums), [_behind(s) for s in steps]))
+
+
+def _behind(step: Step) -> Step:
+    """The step on an array with one more dim in front."""
+    return replace(
+        step,
+        before=((), *step.before),
+        after=((), *step.after),
+        dim=step.dim + (step.dim >= 0),
+        to_dim=step.to_dim + (step.to_dim >= 0),
+    )

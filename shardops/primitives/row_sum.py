@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
-from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted, with_derivative
+from shardops.moving import carry_out
+from shardops.op import (
+    Arrays,
+    AxisSizes,
+    Inner,
+    Itemsizes,
+    Placement,
+    Shapes,
+    Wanted,
+    with_derivative,
+)
 from shardops.rules.rowwise import RowSumPlan, plan_row_sum
 from shardops.rules.spec import Spec
 
@@ -43,6 +53,10 @@ class RowSumOp:
     def scope(self) -> str:
         return f"shardops.{self.name}"
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("x",)
+
     def place(
         self,
         shapes: Shapes,
@@ -64,7 +78,7 @@ class RowSumOp:
             summed = tuple(range(self.kept, self.kept + self.rows))
             return (jnp.sum(arrays[0].astype(jnp.float32), summed),)
         (partial,) = inner(self, *arrays)
-        return (routing.reduce(partial, plan.reduction),)
+        return (carry_out(partial, plan.steps),)
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted

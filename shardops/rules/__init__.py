@@ -2,14 +2,15 @@
 
 from shardops.rules.gemm import plan_gemm
 from shardops.rules.gemm_dims import GemmPlan as Plan
-from shardops.rules.reduction import Reduction
-from shardops.rules.rowwise import RowwisePlan, plan_rowwise
+from shardops.rules.rowwise import RowwiseCall, RowwisePlan, plan_rowwise
 from shardops.rules.scales import scale_shape, scale_spec
+from shardops.rules.step import Step
 
 __all__ = [
     "Plan",
-    "Reduction",
+    "RowwiseCall",
     "RowwisePlan",
+    "Step",
     "plan_gemm",
     "plan_rowwise",
     "scale_shape",

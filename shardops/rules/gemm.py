@@ -8,20 +8,16 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
+from shardops.rules.gemm_check import checked_dims, checked_spec
 from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
-from shardops.rules.prepare import gemm_cost, preparations
-from shardops.rules.reduction import place_reduction, scattered
-from shardops.rules.spec import (
-    Axes,
-    Sizes,
-    Spec,
-    axes_in,
-    common_prefix,
-    cut_before,
-    fit,
-    shards,
-    to_spec,
-)
+from shardops.rules.gemm_narrow import search
+from shardops.rules.gemm_search import Choice, Problem, operations
+from shardops.rules.moves import MOST_AXES, move, sum_and_move
+from shardops.rules.spec import Axes, Sizes, Spec, axes_in, cut_before, fit, only, shards
+from shardops.rules.step import Step
+
+AxisSizes = tuple[tuple[str, int], ...]
+Itemsizes = tuple[float, float, float]
 
 
 def plan_gemm(
@@ -36,10 +32,19 @@ def plan_gemm(
     lhs_block: Sequence[int] | None = None,
     rhs_block: Sequence[int] | None = None,
     out_spec: Iterable[object] | Literal["cheapest"] | None = None,
+    itemsizes: Itemsizes = (2, 2, 2),
 ) -> GemmPlan:
     """Plan the product of sharded operands.
 
         out[lhs free, rhs free] = sum_k lhs[.., k, ..] rhs[.., k, ..]
+
+    Each mesh axis shards a free dim of either operand, a contracting pair, or nothing, while the
+    product runs; operands are cut, gathered, moved between dims or permuted to get there; the
+    partial result is summed (all-reduce or reduce-scatter) and moved in the same ways. Of all of
+    these the plan of least time: bytes over the link (ring algorithms) and operations, both at the
+    rates of `rules.hardware`. Ties: fewer operations a device, then fewer collectives, then the
+    more sharded result. Exact for up to three mesh axes that do not lie alike everywhere; beyond
+    that some are gathered first.
 
     Args:
       lhs_shape, rhs_shape: global shapes.
@@ -51,23 +56,18 @@ def plan_gemm(
         batched product: they keep a mesh axis that another dim wants too, and a sum over them is
         the data-parallel one (`plan.batch_reduce`).
       lhs_block, rhs_block: elements that one scale covers, a number a dim. None: one scale or none.
-      out_spec: the sharding wanted of the result; None: as the operands give it; "cheapest": the
-        one that moves the least.
-    Returns: where operands and result lie and what is summed: `lhs`, `rhs`, `out`, `reduction`, …
-    Raises: ValueError where a spec is longer than its shape, or `out_spec` is another string.
-    Sharding: axes on contracting dims of both operands are summed; for axes on one operand's only,
-      it is gathered or the other one sliced and the result summed, whichever costs less; axes on
-      dims that they do not divide are gathered.
+      out_spec: the sharding wanted of the result; None: free dims keep the axes of their operand,
+        and other axes are summed; "cheapest": the one that costs the least.
+      itemsizes: bytes of an element of lhs, rhs and the result.
+    Returns: the plan: `steps` in order, `bytes` that a device receives, `flops` of one device,
+      where operands and result lie (`lhs`, `rhs`, `partial`, `out`), what is summed (`reduce`,
+      `batch_reduce`).
+    Raises: ValueError where a spec has unknown axes, an axis twice, or more entries than its array
+      has dims, where contracting dims differ, or `out_spec` is another string.
+    Sharding: an axis is dropped from a dim that it does not cut into equal parts (of whole
+      blocks): the caller gathers there first.
     """
-    lhs, rhs = tuple(lhs_shape), tuple(rhs_shape)
-    dims = GemmDims(
-        lhs,
-        rhs,
-        tuple(d % len(lhs) for d in contracting_dims[0]),
-        tuple(d % len(rhs) for d in contracting_dims[1]),
-        lhs_batch_like=tuple(d % len(lhs) for d in batch_dims[0]),
-        rhs_batch_like=tuple(d % len(rhs) for d in batch_dims[1]),
-    )
+    dims = checked_dims(lhs_shape, rhs_shape, contracting_dims, batch_dims)
     wanted: Spec | Literal["cheapest"] | None = None
     if isinstance(out_spec, str):
         if out_spec != "cheapest":
@@ -77,15 +77,16 @@ def plan_gemm(
             )
         wanted = "cheapest"
     elif out_spec is not None:
-        wanted = to_spec(out_spec, len(dims.out_shape))
+        wanted = checked_spec("out_spec", out_spec, dims.out_shape, axis_sizes)
     return plan(
         dims,
-        to_spec(lhs_spec, len(lhs)),
-        to_spec(rhs_spec, len(rhs)),
+        checked_spec("lhs_spec", lhs_spec, dims.lhs_shape, axis_sizes),
+        checked_spec("rhs_spec", rhs_spec, dims.rhs_shape, axis_sizes),
         tuple(axis_sizes.items()),
         wanted,
         None if lhs_block is None else tuple(lhs_block),
         None if rhs_block is None else tuple(rhs_block),
+        itemsizes,
     )
 
 
@@ -94,154 +95,153 @@ def plan(
     dims: GemmDims,
     lhs_spec: Spec,
     rhs_spec: Spec,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
     wanted: Spec | Literal["cheapest"] | None = None,
     lhs_block: Dims | None = None,
     rhs_block: Dims | None = None,
+    itemsizes: Itemsizes = (2, 2, 2),
+    unreduced: Axes = (),
+    lhs_also: tuple[Spec, ...] = (),
+    rhs_also: tuple[Spec, ...] = (),
 ) -> GemmPlan:
     """`plan_gemm` for a product that may have true batch dims; remembers what it planned.
 
-    Of the ways to prepare the operands the one whose plan costs least, the first of equals.
+    `lhs_also`, `rhs_also`: shardings in which the operand is to be had as well, at no cost.
     """
     sizes = dict(axis_sizes)
-    asked = wanted if isinstance(wanted, tuple) else None
     lhs = _divisible(dims.lhs_shape, lhs_spec, sizes, lhs_block)
     rhs = _divisible(dims.rhs_shape, rhs_spec, sizes, rhs_block)
-    plans = [
-        _plan_prepared(dims, *prepared, sizes, wanted, lhs_block, rhs_block)
-        for prepared in preparations(dims, lhs, rhs, sizes, asked, lhs_block, rhs_block)
-    ]
-    offered = (tuple(lhs), tuple(rhs))
-    return min(plans, key=lambda p: gemm_cost(dims, offered, p, sizes, asked))
+    target = None
+    if wanted is None:
+        target = predictable(dims, lhs, rhs)
+    elif wanted != "cheapest":
+        target = _divisible(dims.out_shape, wanted, sizes, None)
+    big = tuple(a for a, n in axis_sizes if n > 1)
+    if len(big) > MOST_AXES:  # an idle axis could help here too, but is one too many to search
+        named = {*axes_in(lhs), *axes_in(rhs), *axes_in(target or ()), *unreduced}
+        named |= {a for spec in (*lhs_also, *rhs_also) for a in axes_in(spec)}
+        big = tuple(a for a in big if a in named)
+    problem = Problem(
+        dims,
+        big,
+        sizes,
+        frozenset(only(s, big) for s in (lhs, *lhs_also)),
+        frozenset(only(s, big) for s in (rhs, *rhs_also)),
+        None if target is None else only(target, big),
+        unreduced,
+        (lhs_block, rhs_block),
+        itemsizes,
+    )
+    choice = search(problem)
+    return _assembled(problem, choice, target or choice.target)
 
 
-def _plan_prepared(
-    dims: GemmDims,
-    lhs: list[Axes],
-    rhs: list[Axes],
-    sizes: Sizes,
-    wanted: Spec | Literal["cheapest"] | None,
-    lhs_block: Dims | None,
-    rhs_block: Dims | None,
-) -> GemmPlan:
-    asked = wanted if isinstance(wanted, tuple) else None
-    _agree_on_contracting(dims, lhs, rhs)
-    _agree_on_batch(dims, lhs, rhs, asked)
-    _settle_contests(dims, lhs, rhs, asked)
-    _slice_idle_dims(dims, lhs, rhs, sizes, asked, lhs_block, rhs_block)
+def predictable(dims: GemmDims, lhs: Spec, rhs: Spec) -> Spec:
+    """The result's sharding where none is wanted: free dims keep the axes of their operand.
 
-    partial = dims.to_out(lhs, rhs)
+    An axis on two dims stays with a true batch dim, else with a batch-like one, else with the
+    larger operand.
+    """
+    left, right = list(lhs), list(rhs)
+    _agree_on_batch(dims, left, right)
+    _settle_contests(dims, left, right)
+    return dims.to_out(left, right)
+
+
+def _assembled(problem: Problem, choice: Choice, out: Spec) -> GemmPlan:
+    dims, sizes, loops = problem.dims, problem.sizes, choice.loops
+    kept = len(dims.out_shape)
+    lhs, rhs = _operand(dims, loops, 0), _operand(dims, loops, 1)
+    partial, summed = loops[:kept], loops[kept:]
     like = [i in dims.lhs_batch_like or j in dims.rhs_batch_like for i, j in _pairs(dims)]
-    summed = [lhs[i] for i in dims.lhs_k]
-    axes = axes_in(summed)
-    if wanted == "cheapest":
-        asked = scattered(axes, partial, dims.out_shape, sizes)
-    reduction, out = place_reduction(axes, partial, dims.out_shape, sizes, asked)
+    steps = _nearest(dims.lhs_shape, problem.lhs, lhs, problem, 0)
+    steps += _nearest(dims.rhs_shape, problem.rhs, rhs, problem, 1)
+    result = sum_and_move(
+        dims.out_shape,
+        partial,
+        axes_in(summed),
+        choice.target,
+        problem.unreduced,
+        tuple((a, sizes[a]) for a in problem.axes),
+        problem.itemsizes[2],
+        "out",
+    )
+    sums = [s for s in result if s.kind in ("psum", "psum_scatter")]
+    finished = sums[-1].after if sums else partial
     return GemmPlan(
-        lhs=tuple(lhs),
-        rhs=tuple(rhs),
+        lhs=lhs,
+        rhs=rhs,
         partial=partial,
+        finished=finished,
         out=out,
-        reduction=reduction,
+        steps=steps + result,
+        flops=operations(dims) / shards(axes_in(loops), sizes),
         reduce=axes_in(d for d, batch in zip(summed, like, strict=True) if not batch),
         batch_reduce=axes_in(d for d, batch in zip(summed, like, strict=True) if batch),
-        bias=out[len(out) - len(dims.rhs_free) :],
-        lhs_scale=tuple(lhs) if lhs_block else None,
-        rhs_scale=tuple(rhs) if rhs_block else None,
+        unreduced=problem.unreduced,
+        bias=finished[kept - len(dims.rhs_free) :],
+        lhs_scale=lhs if problem.blocks[0] else None,
+        rhs_scale=rhs if problem.blocks[1] else None,
     )
+
+
+def _nearest(
+    shape: Dims, sources: frozenset[Spec], want: Spec, problem: Problem, side: int
+) -> tuple[Step, ...]:
+    """The cheapest steps from any of some shardings."""
+    sizes = tuple((a, problem.sizes[a]) for a in problem.axes)
+    itemsize, name = problem.itemsizes[side], ("lhs", "rhs")[side]
+    ways = [move(shape, have, want, sizes, itemsize, name) for have in sorted(sources)]
+    return min(ways, key=lambda steps: (sum(s.bytes for s in steps), len(steps)))
+
+
+def _operand(dims: GemmDims, loops: tuple[Axes, ...], side: int) -> Spec:
+    shape = (dims.lhs_shape, dims.rhs_shape)[side]
+    spec: list[Axes] = [()] * len(shape)
+    for pair, axes in zip(dims.loops, loops, strict=True):
+        d = pair[side]
+        if d is not None:
+            spec[d] = axes
+    return tuple(spec)
 
 
 def _pairs(dims: GemmDims) -> Iterable[tuple[int, int]]:
     return zip(dims.lhs_k, dims.rhs_k, strict=True)
 
 
-def _divisible(shape: Dims, spec: Spec, sizes: Sizes, block: Dims | None) -> list[Axes]:
-    units = block or (1,) * len(shape)
-    return [fit(d, n, sizes, u) for d, n, u in zip(spec, shape, units, strict=True)]
+def _divisible(shape: Dims, spec: Spec, sizes: Sizes, block: Dims | None) -> Spec:
+    unit = block or (1,) * len(shape)
+    return tuple(fit(d, n, sizes, u) for d, n, u in zip(spec, shape, unit, strict=True))
 
 
-def _agree_on_contracting(dims: GemmDims, lhs: list[Axes], rhs: list[Axes]) -> None:
-    """Keep what both operands shard alike; an axis on one side only is gathered."""
-    for i, j in _pairs(dims):
-        lhs[i] = rhs[j] = common_prefix(lhs[i], rhs[j])
-
-
-def _agree_on_batch(dims: GemmDims, lhs: list[Axes], rhs: list[Axes], wanted: Spec | None) -> None:
-    """True batch dims: an unsharded side is sliced; of two shardings one is kept, by choice."""
+def _agree_on_batch(dims: GemmDims, lhs: list[Axes], rhs: list[Axes]) -> None:
+    """True batch dims: the longer of two shardings that go together; else the larger operand's."""
     taken: set[str] = set()
-    for p, (i, j) in enumerate(zip(dims.lhs_batch, dims.rhs_batch, strict=True)):
+    for i, j in zip(dims.lhs_batch, dims.rhs_batch, strict=True):
         a, b = cut_before(lhs[i], taken), cut_before(rhs[j], taken)
         if a == b[: len(a)] or b == a[: len(b)]:
             keep = max(a, b, key=len)
-        elif wanted is not None and wanted[p] in (a, b):
-            keep = wanted[p]
         else:
             keep = a if prod(dims.lhs_shape) >= prod(dims.rhs_shape) else b
         lhs[i] = rhs[j] = keep
         taken.update(keep)
 
 
-def _settle_contests(dims: GemmDims, lhs: list[Axes], rhs: list[Axes], wanted: Spec | None) -> None:
-    """A mesh axis can shard one dim of the result: the other operand is gathered along it.
-
-    Who keeps it: a true batch dim; then the dim where the wanted result has it; then a batch-like
-    dim; then the larger operand.
-    """
+def _settle_contests(dims: GemmDims, lhs: list[Axes], rhs: list[Axes]) -> None:
+    """A mesh axis can shard one dim of the result; the others lose it and what follows it."""
     shared = {axis for i in dims.lhs_batch for axis in lhs[i]}
     for side, free in ((lhs, dims.lhs_free), (rhs, dims.rhs_free)):
         for d in free:
             side[d] = cut_before(side[d], shared)
-    place = {("lhs", i): p + len(dims.lhs_batch) for p, i in enumerate(dims.lhs_free)}
-    first_rhs = len(dims.lhs_batch) + len(dims.lhs_free)
-    place |= {("rhs", j): p + first_rhs for p, j in enumerate(dims.rhs_free)}
     lhs_is_larger = prod(dims.lhs_shape) >= prod(dims.rhs_shape)
     for i in dims.lhs_free:
         for axis in lhs[i]:
             j = next((j for j in dims.rhs_free if axis in rhs[j]), None)
             if j is None:
                 continue
-            want_lhs = wanted is not None and axis in wanted[place["lhs", i]]
-            want_rhs = wanted is not None and axis in wanted[place["rhs", j]]
             like_lhs, like_rhs = i in dims.lhs_batch_like, j in dims.rhs_batch_like
-            if want_lhs != want_rhs:
-                keep_lhs = want_lhs
-            elif like_lhs != like_rhs:
-                keep_lhs = like_lhs
-            else:
-                keep_lhs = lhs_is_larger
-            if keep_lhs:
+            if like_lhs if like_lhs != like_rhs else lhs_is_larger:
                 rhs[j] = cut_before(rhs[j], (axis,))
             else:
                 lhs[i] = cut_before(lhs[i], (axis,))
-                break  # what followed `axis` on this dim is gathered too
-
-
-def _slice_idle_dims(
-    dims: GemmDims,
-    lhs: list[Axes],
-    rhs: list[Axes],
-    sizes: Sizes,
-    wanted: Spec | None,
-    lhs_block: Dims | None,
-    rhs_block: Dims | None,
-) -> None:
-    """Slice operands along idle axes that the result is wanted over: no bytes, fewer FLOPs."""
-    if wanted is None:
-        return
-    sides = [(lhs, i, dims.lhs_shape, lhs_block) for i in dims.lhs_batch]
-    sides += [(lhs, i, dims.lhs_shape, lhs_block) for i in dims.lhs_free]
-    sides += [(rhs, j, dims.rhs_shape, rhs_block) for j in dims.rhs_free]
-    for (side, d, shape, block), want in zip(sides, wanted, strict=True):
-        have = side[d]
-        if want[: len(have)] != have:
-            continue
-        busy = {*axes_in(lhs), *axes_in(rhs)}
-        tail = []
-        for axis in want[len(have) :]:
-            if axis in busy:
-                break
-            tail.append(axis)
-        unit = block[d] if block else 1
-        side[d] = have + fit(tuple(tail), shape[d] // shards(have, sizes), sizes, unit)
-    for i, j in zip(dims.lhs_batch, dims.rhs_batch, strict=True):
-        rhs[j] = lhs[i]
+                break  # what followed `axis` on this dim is lost too

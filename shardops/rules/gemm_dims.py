@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from shardops.rules.reduction import Reduction
 from shardops.rules.spec import Axes, Spec
+from shardops.rules.step import Step
 
 Dims = tuple[int, ...]
 T = TypeVar("T")
@@ -42,6 +42,16 @@ class GemmDims:
     def out_shape(self) -> Dims:
         return self.to_out(self.lhs_shape, self.rhs_shape)
 
+    @cached_property
+    def loops(self) -> tuple[tuple[int | None, int | None], ...]:
+        """The dims of lhs and rhs of each loop: those of the result in order, then contracting."""
+        return (
+            *zip(self.lhs_batch, self.rhs_batch, strict=True),
+            *((i, None) for i in self.lhs_free),
+            *((None, j) for j in self.rhs_free),
+            *zip(self.lhs_k, self.rhs_k, strict=True),
+        )
+
     def to_out(self, lhs: Sequence[T], rhs: Sequence[T]) -> tuple[T, ...]:
         """What belongs to the dims of the operands, in the order of the result's dims."""
         return (
@@ -60,22 +70,46 @@ class GemmDims:
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """How a product runs on a mesh."""
+    """How a product runs on a mesh: the operands are moved, multiplied, and the result is moved."""
 
-    lhs: Spec  # where the operands must lie before the local product
+    lhs: Spec  # where the operands lie in the local product
     rhs: Spec
     partial: Spec  # the local product, before the sums over the mesh
+    finished: Spec  # after the last sum: bias, activation and rounding come here
     out: Spec  # the result
-    reduction: Reduction  # every sum over the mesh, as it is carried out
-    reduce: Axes  # of the summed axes: those that shard contracting dims of the model
-    batch_reduce: Axes  # and those that shard contracted batch-like dims (a weight gradient's)
-    bias: Spec  # of a bias over the rhs's free dims, added to the result
+    steps: tuple[Step, ...]  # of "lhs", "rhs" and "out", each in order
+    flops: float  # operations of one device
+    reduce: Axes = ()  # of the summed axes: those that shard contracting dims of the model
+    batch_reduce: Axes = ()  # and those that shard contracted batch-like dims (a weight gradient's)
+    unreduced: Axes = ()  # axes over which `out` is still to be summed, as was asked for
+    bias: Spec = ()  # of a bias over the rhs's free dims, where it is added
     lhs_scale: Spec | None = None  # block scales follow the operand; None: one replicated scale
     rhs_scale: Spec | None = None
 
     @property
     def operands(self) -> tuple[Spec, Spec]:
         return self.lhs, self.rhs
+
+    @property
+    def bytes(self) -> float:
+        """What a device receives, under ring algorithms."""
+        return sum(s.bytes for s in self.steps)
+
+    def of(self, array: str) -> tuple[Step, ...]:
+        """The steps of one array."""
+        return tuple(s for s in self.steps if s.array == array)
+
+    @property
+    def before_finish(self) -> tuple[Step, ...]:
+        """The result's steps up to its last sum."""
+        steps = self.of("out")
+        sums = [n for n, s in enumerate(steps) if s.kind in ("psum", "psum_scatter")]
+        return steps[: sums[-1] + 1] if sums else ()
+
+    @property
+    def after_finish(self) -> tuple[Step, ...]:
+        """The result's steps after its last sum."""
+        return self.of("out")[len(self.before_finish) :]
 
 
 def _others(ndim: int, taken: Dims) -> Dims:

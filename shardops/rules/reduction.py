@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from shardops.rules.spec import Axes, Sizes, Spec, fit, shards
+from shardops.rules.spec import Axes, Sizes, Spec, fit, local_shape, shards
+from shardops.rules.step import Step
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,23 @@ def place_reduction(
     return Reduction(tuple(scatter), tuple(left)), tuple(final)
 
 
-def scattered(axes: Axes, partial: Spec, shape: Sequence[int], sizes: Sizes) -> Spec:
-    """The result sharding that costs the least: all of `axes` on the first dim that they divide.
-
-    A reduce-scatter moves half the bytes of an all-reduce.
-    """
-    for dim, have in enumerate(partial):
-        size = shape[dim] // shards(have, sizes)
-        if axes and size and fit(axes, size, sizes) == axes:
-            return (*partial[:dim], have + axes, *partial[dim + 1 :])
-    return partial
+def reduction_steps(
+    shape: Sequence[int],
+    partial: Spec,
+    reduction: Reduction,
+    sizes: Sizes,
+    itemsize: float,
+    array: str,
+) -> tuple[Step, ...]:
+    """The sums over the mesh as steps: a reduce-scatter is half an all-reduce."""
+    size, now, steps = itemsize * prod(local_shape(shape, partial, sizes)), partial, []
+    for dim, axes in reduction.scatter:
+        n, before = shards(axes, sizes), now
+        now = (*now[:dim], now[dim] + axes, *now[dim + 1 :])
+        steps.append(Step("psum_scatter", axes, before, now, size * (n - 1) / n, array, dim))
+        size /= n
+    if reduction.all_reduce:
+        n = shards(reduction.all_reduce, sizes)
+        received = 2 * size * (n - 1) / n
+        steps.append(Step("psum", reduction.all_reduce, now, now, received, array))
+    return tuple(steps)

@@ -3,22 +3,43 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Literal
 
-from shardops.rules.reduction import Reduction, place_reduction
-from shardops.rules.spec import Axes, Sizes, Spec, axes_in, fit, shards
+import numpy as np
+
+from shardops.rules.layouts import Layouts, layouts_of
+from shardops.rules.moves import MOST_AXES, as_numbers, move, sum_first, units
+from shardops.rules.spec import Axes, Sizes, Spec, axes_in, fit, local_shape, only, shards
+from shardops.rules.step import Step
 
 Stats = Literal["auto", "gather", "distributed"]
+AxisSizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class RowwiseCall:
+    """An op along the last dim of [*rows, h], as its plan sees it."""
+
+    shape: tuple[int, ...]
+    itemsizes: tuple[int, ...]  # of the row-shaped operands
+    results: tuple[int, ...]  # bytes of an element of each row-shaped result
+    sums: tuple[int, ...] = (1,)  # float32 numbers a row in each sum that combines statistics
+    parameters: int = 0  # how many [h] sums over rows, in float32
+    main: int = 0  # the operand whose layout the results have where none is wanted
 
 
 @dataclass(frozen=True)
 class RowwisePlan:
-    """How an op along the last dim of [*rows, h] runs on a mesh."""
+    """How an op along the last dim runs on a mesh."""
 
-    rows: Spec  # of every row-shaped operand and result
-    hidden: Axes  # axes that shard h: statistics are combined over them
-    parameter: Reduction  # of a sum over rows, [h]: a parameter's gradient
-    parameter_out: Spec  # of that sum
+    rows: Spec  # of every row-shaped operand while the op runs
+    hidden: Axes  # axes that shard h meanwhile: statistics are combined over them
+    results: tuple[Spec, ...]  # where each row-shaped result ends
+    departures: tuple[tuple[Step, ...], ...]  # and how it gets there
+    statistics: tuple[Step, ...]  # the sums that combine statistics, [*rows]
+    parameter_out: Spec  # of a sum over rows, [h]: a parameter's gradient
+    parameter_steps: tuple[Step, ...]
 
     @property
     def x(self) -> Spec:
@@ -28,52 +49,138 @@ class RowwisePlan:
     def gamma(self) -> Spec:
         return (self.hidden,)
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What the op itself moves, its operands apart."""
+        moved = (s for way in self.departures for s in way)
+        return (*self.statistics, *moved, *self.parameter_steps)
+
 
 @lru_cache(maxsize=4096)
 def plan_rowwise(
-    shape: tuple[int, ...],
-    x_spec: Spec,
-    axis_sizes: tuple[tuple[str, int], ...],
+    call: RowwiseCall,
+    offered: tuple[Spec, ...],
+    axis_sizes: AxisSizes,
     stats: Stats = "auto",
-    wanted: Spec | None = None,
+    wanted: tuple[Spec | None, ...] = (None,),
     parameter_wanted: Spec | None = None,
 ) -> RowwisePlan:
-    """Plan an op along the last dim of x.
+    """Plan an op along the last dim.
 
-    Rows keep the axes that divide them. The last dim keeps its axes where the statistics may be
-    combined over the mesh (`distributed`, and `auto`, since a statistic is smaller than its row),
-    else it is gathered. A sum over rows is reduced over exactly the axes that shard rows.
+    While it runs, rows lie in any way; the last dim is whole, or sharded where statistics may be
+    combined over the mesh (`distributed`, which keeps it so, and `auto`). Of these layouts the one
+    that moves the fewest bytes, operands, statistics and results together; of equals the one that
+    does the least work on a device.
 
     Args:
-      shape: [*rows, h] of x.
-      x_spec: the sharding offered of x.
+      call: the op.
+      offered: the shardings of its row-shaped operands.
       axis_sizes: (mesh axis, devices along it) pairs.
       stats: what happens where the last dim is sharded.
-      wanted: the sharding wanted of the row-shaped result. Idle axes there slice x: no bytes.
-      parameter_wanted: the sharding wanted of a sum over rows; scatters where it can.
+      wanted: the sharding wanted of each row-shaped result; None: that of the main operand, its
+        last dim whole with `gather`.
+      parameter_wanted: the sharding wanted of a sum over rows.
     """
     sizes = dict(axis_sizes)
-    spec = [fit(d, n, sizes) for d, n in zip(x_spec, shape, strict=True)]
-    if stats == "gather":
-        spec[-1] = ()
-    if wanted is not None:
-        _slice_rows(spec, shape, sizes, wanted)
-    rows, hidden = tuple(spec[:-1]), spec[-1]
-    parameter, parameter_out = place_reduction(
-        axes_in(rows), (hidden,), shape[-1:], sizes, parameter_wanted
+    taken = tuple(_fit(call.shape, s, sizes) for s in offered)
+    usual = (*taken[call.main][:-1], () if stats == "gather" else taken[call.main][-1])
+    ends = tuple(
+        usual if w is None else _fit(call.shape, w, sizes)
+        for w in (*wanted, *[None] * (len(call.results) - len(wanted)))
     )
-    return RowwisePlan(rows, hidden, parameter, parameter_out)
+    at = _layout(call, taken, ends, sizes, stats, parameter_wanted)
+    rows, hidden = at[:-1], at[-1]
+    departures = tuple(
+        move(call.shape, at, end, axis_sizes, size, "result")
+        for end, size in zip(ends, call.results, strict=True)
+    )
+    summed, parameter_out = axes_in(rows), (hidden,)
+    if parameter_wanted is not None:
+        parameter_out = _fit(call.shape[-1:], parameter_wanted, sizes)
+    parameter_steps: tuple[Step, ...] = ()
+    if call.parameters:
+        parameter_steps = sum_first(
+            call.shape[-1:],
+            (hidden,),
+            summed,
+            parameter_out,
+            axis_sizes,
+            4 * call.parameters,
+            "parameter",
+        )
+    return RowwisePlan(
+        rows,
+        hidden,
+        ends,
+        departures,
+        _statistics(call, at, sizes),
+        parameter_out,
+        parameter_steps,
+    )
 
 
-def _slice_rows(spec: list[Axes], shape: Sequence[int], sizes: Sizes, wanted: Spec) -> None:
-    for d, want in enumerate(wanted[:-1]):
-        have = spec[d]
-        if want[: len(have)] != have:
+def _fit(shape: Sequence[int], spec: Spec, sizes: Sizes) -> Spec:
+    return tuple(fit(d, n, sizes) for d, n in zip(spec, shape, strict=True))
+
+
+def _statistics(call: RowwiseCall, at: Spec, sizes: Sizes) -> tuple[Step, ...]:
+    if not at[-1]:
+        return ()
+    n, rows = shards(at[-1], sizes), at[:-1]
+    each = 2 * 4 * prod(local_shape(call.shape[:-1], rows, sizes)) * (n - 1) / n
+    return tuple(
+        Step("psum", at[-1], rows, rows, each * numbers, "statistics") for numbers in call.sums
+    )
+
+
+def _layout(
+    call: RowwiseCall,
+    taken: tuple[Spec, ...],
+    ends: tuple[Spec, ...],
+    sizes: Sizes,
+    stats: Stats,
+    parameter_wanted: Spec | None,
+) -> Spec:
+    """Where the row-shaped operands lie while the op runs."""
+    named = {a for spec in (*taken, *ends) for a in axes_in(spec)}
+    axes = tuple(a for a, n in sizes.items() if a in named and n > 1)
+    if len(axes) > MOST_AXES:
+        spec = list(only(taken[call.main], axes))
+        spec[-1] = () if stats == "gather" else spec[-1]
+        return tuple(spec)
+    graph = layouts_of(units(call.shape, axes, sizes), tuple(sizes[a] for a in axes))
+
+    def number(spec: Spec) -> int:
+        return graph.index[*(as_numbers(d, axes) for d in spec), ()]
+
+    elements = prod(call.shape)
+    cost = np.zeros(len(graph.nodes))
+    for spec, size in zip(taken, call.itemsizes, strict=True):
+        cost += elements * size * graph.costs_from(frozenset([number(spec)]))
+    for end, size in zip(ends, call.results, strict=True):
+        cost += elements * size * graph.costs_to(number(end))
+    scattered = {*axes_in(parameter_wanted or ())}
+    hidden_taken = as_numbers(taken[call.main][-1], axes)
+    for n, node in enumerate(graph.nodes):
+        hidden = node[-2]
+        allowed = not hidden if stats == "gather" else hidden == hidden_taken or stats == "auto"
+        if not allowed:
+            cost[n] = np.inf
             continue
-        busy = axes_in(spec)
-        tail = tuple(want[len(have) :])
-        idle = tail[: next((n for n, a in enumerate(tail) if a in busy), len(tail))]
-        spec[d] = have + fit(idle, shape[d] // shards(have, sizes), sizes)
+        at = tuple(tuple(axes[a] for a in d) for d in node[:-1])
+        cost[n] += sum(s.bytes for s in _statistics(call, at, sizes))
+        rows = axes_in(at[:-1])
+        if call.parameters and rows:
+            parts = shards(rows, sizes)
+            once = 4 * call.parameters * call.shape[-1] / shards(at[-1], sizes)
+            cost[n] += once * (parts - 1) / parts * (1 if {*rows} <= scattered else 2)
+    return _first_of_least(cost, graph, axes)
+
+
+def _first_of_least(cost: np.ndarray, graph: Layouts, axes: Axes) -> Spec:
+    near = np.flatnonzero(cost <= cost.min() * (1 + 1e-5) + 1e-9)
+    order = np.lexsort((cost[near], graph.held[near]))
+    return tuple(tuple(axes[a] for a in d) for d in graph.nodes[near[order[0]]][:-1])
 
 
 @dataclass(frozen=True)
@@ -82,7 +189,7 @@ class RowSumPlan:
 
     operand: Spec
     out: Spec
-    reduction: Reduction
+    steps: tuple[Step, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -91,18 +198,15 @@ def plan_row_sum(
     spec: Spec,
     kept: int,
     rows: int,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
     wanted: Spec | None = None,
 ) -> RowSumPlan:
     """Plan the sum over `rows` dims of an array after its first `kept` (a bias's gradient)."""
     sizes = dict(axis_sizes)
-    operand = tuple(fit(d, n, sizes) for d, n in zip(spec, shape, strict=True))
+    operand = _fit(shape, spec, sizes)
     end = kept + rows
-    reduction, out = place_reduction(
-        axes_in(operand[kept:end]),
-        operand[:kept] + operand[end:],
-        shape[:kept] + shape[end:],
-        sizes,
-        wanted,
-    )
-    return RowSumPlan(operand, out, reduction)
+    partial, rest = operand[:kept] + operand[end:], shape[:kept] + shape[end:]
+    out = partial if wanted is None else _fit(rest, wanted, sizes)
+    summed = tuple(a for a in axes_in(operand[kept:end]) if sizes[a] > 1)
+    steps = sum_first(rest, partial, summed, out, axis_sizes, 4, "out")
+    return RowSumPlan(operand, out, steps)

@@ -97,3 +97,9 @@ def common_prefix(a: Axes, b: Axes) -> Axes:
 def local_shape(shape: Sequence[int], spec: Spec, sizes: Sizes) -> tuple[int, ...]:
     """The shape of one device's shard. `spec` divides `shape`."""
     return tuple(n // shards(d, sizes) for n, d in zip(shape, spec, strict=True))
+
+
+def divisible(shape: Sequence[int], spec: Spec, axis_sizes: Iterable[tuple[str, int]]) -> Spec:
+    """`spec` as far as it cuts dims into equal parts, without axes of one device."""
+    sizes = {a: n for a, n in axis_sizes if n > 1}
+    return tuple(fit(d, n, sizes) for d, n in zip(only(spec, sizes), shape, strict=True))

@@ -1,0 +1,28 @@
+"""How long a plan takes on a named link: bytes over bandwidth, and a latency a hop of a ring."""
+
+from shardops.rules.hardware import LINKS, Link
+from shardops.rules.spec import Sizes, shards
+from shardops.rules.step import Step
+
+
+def link_named(name: str) -> Link:
+    """A link of the hardware table. Raises ValueError for another name."""
+    if name not in LINKS:
+        raise ValueError(
+            f"explain: link is {name!r}; expected one of {', '.join(LINKS)}. Choose the one that "
+            "joins your devices."
+        )
+    return LINKS[name]
+
+
+def hops(step: Step, sizes: Sizes) -> int:
+    """How many times in turn a ring passes pieces on."""
+    n = shards(step.axes, sizes)
+    if step.kind == "ppermute":
+        return 1
+    return {"slice": 0, "psum": 2}.get(step.kind, 1) * (n - 1)
+
+
+def microseconds(step: Step, sizes: Sizes, link: Link) -> float:
+    """Predicted time of one step, alone on the link."""
+    return 1e6 * (step.bytes / link.bandwidth + link.latency * hops(step, sizes))

@@ -1,0 +1,133 @@
+"""Forward and backward of softmax as ops: placement, local share, vmap rule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from shardops import routing
+from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
+from shardops.primitives.softmax_local import (
+    backward_reference,
+    local_backward,
+    local_forward,
+)
+from shardops.rules.softmax import SoftmaxPlan, plan_softmax
+from shardops.rules.spec import Spec
+
+Factors = tuple[list[list[str]], list[list[str]]]
+
+
+@dataclass(frozen=True)
+class SoftmaxForward:
+    """Operands: x, [mask], [first]. Result: y.
+
+    The mask has the rank of x, its dims are 1 or those of x. `first` is which query row 0 of x is:
+    an int32 scalar, there where x is already one device's share of the queries.
+    """
+
+    scale: float
+    mask: bool
+    diagonal: int | None  # causal: query i sees keys up to i + diagonal
+    kernel: bool
+    first: bool = False
+
+    @property
+    def scope(self) -> str:
+        return "shardops.softmax"
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+        itemsizes: Itemsizes,
+    ) -> Placement:
+        mask = shapes[1] if self.mask else None
+        plan = plan_softmax(shapes[0], specs[0], sizes, mask, wanted[0] if wanted else None)
+        masks = () if plan.mask is None else (plan.mask,)
+        return Placement((plan.x, *masks, *((),) * self.first), (plan.x,), plan)
+
+    def factors(self, shapes: Shapes) -> Factors:
+        # Where the mask lies must not decide where x does, nor k's axes where those of y do.
+        names = [[f"{kind}{i}" for i in range(len(shapes[0]))] for kind in ("r", "m")]
+        x, mask = names
+        operands = [x, *[mask] * self.mask, *[[]] * self.first]
+        return operands, [[*x[:-1], "o"]]
+
+    def local(
+        self, plan: SoftmaxPlan | None, arrays: Arrays, inner: Inner
+    ) -> tuple[jax.Array, ...]:
+        if plan is None:
+            statics = {"scale": self.scale, "mask": self.mask, "diagonal": self.diagonal}
+            return local_forward(*arrays, **statics, first=self.first, kernel=self.kernel)
+        if self.diagonal is None or not plan.queries:
+            return inner(self, *arrays)
+        first = jax.lax.axis_index(plan.queries) * arrays[0].shape[-2]
+        if self.first:
+            first = first + arrays[-1]
+        return inner(replace(self, first=True), *arrays[: 1 + self.mask], first)
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """A new dim is one more batch dim; a mask without it is the same for all of them."""
+        del wanted
+        x, *masks = arrays
+        if not batched[0]:
+            x = jnp.broadcast_to(x, (size, *x.shape))
+        masks = [m if b else m[None] for m, b in zip(masks, batched[1:], strict=True)]
+        return routing.run(self, (x, *masks), ())
+
+
+@dataclass(frozen=True)
+class SoftmaxBackward:
+    """Operands: dy, y. Result: dx."""
+
+    scale: float
+    kernel: bool
+
+    @property
+    def scope(self) -> str:
+        return "shardops.softmax.grad"
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+        itemsizes: Itemsizes,
+    ) -> Placement:
+        plan = plan_softmax(shapes[1], specs[1], sizes, wanted=wanted[0] if wanted else None)
+        return Placement((plan.x, plan.x), (plan.x,), plan)
+
+    def factors(self, shapes: Shapes) -> Factors:
+        y = [f"r{i}" for i in range(len(shapes[1]))]
+        return [y, y], [[*y[:-1], "o"]]
+
+    def local(
+        self, plan: SoftmaxPlan | None, arrays: Arrays, inner: Inner
+    ) -> tuple[jax.Array, ...]:
+        if plan is None:
+            return local_backward(*arrays, scale=self.scale, kernel=self.kernel)
+        return inner(self, *arrays)
+
+    def reference(self, dy: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
+        spec = routing.explicit_spec(y)
+        dy = dy if spec is None else routing.laid_out(dy, spec)
+        return backward_reference(dy, y, scale=self.scale)
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """A new dim is one more batch dim."""
+        del wanted
+        rows = [
+            a if b else jnp.broadcast_to(a, (size, *a.shape))
+            for a, b in zip(arrays, batched, strict=True)
+        ]
+        return routing.run(self, rows, ())

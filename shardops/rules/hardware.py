@@ -1,0 +1,27 @@
+"""What links and matrix units do: rates that turn a plan's bytes and operations into time."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """How devices are joined, and how fast they multiply."""
+
+    name: str
+    bandwidth: float  # bytes a second that a device receives
+    latency: float  # seconds a hop of a collective
+    peak: float  # operations a second of a device, bfloat16 products
+
+
+# Published rates: NVLink 4 is 450 GB/s a direction and GPU, PCIe 5 x16 is 64, NDR InfiniBand 50.
+# Of the matrix peak (989 TFLOP/s dense) large products reach about 800. Latencies are of the order
+# that collective libraries document for a hop; they are used in predicted times, never in a choice.
+LINKS = {
+    link.name: link
+    for link in (
+        Link("nvlink4", 450e9, 1e-6, 800e12),
+        Link("pcie5", 64e9, 3e-6, 800e12),
+        Link("infiniband-ndr", 50e9, 5e-6, 800e12),
+    )
+}
+DEFAULT = LINKS["nvlink4"]

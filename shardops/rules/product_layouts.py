@@ -1,0 +1,88 @@
+"""Every way to lay a product out over a few mesh axes, as arrays that the search adds up.
+
+Each axis shards one loop of the product (a batch pair, a free dim of either operand, a contracting
+pair) or none. What the operands and the partial result look like then follows.
+"""
+
+from functools import lru_cache
+from itertools import combinations_with_replacement, permutations
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from shardops.rules.layouts import Layouts, Numbers, layouts_of
+
+Loops = tuple[Numbers, ...]  # for each loop the axes that shard it
+
+
+class LoopNest(NamedTuple):
+    """The loops of a product, in the order batch, lhs free, rhs free, contracting."""
+
+    units: Numbers  # into how many parts each loop may be cut
+    sizes: Numbers  # of the mesh axes
+    lhs: Numbers  # the loop of each dim of the operand
+    rhs: Numbers
+    lhs_units: Numbers  # for each dim of the operand, as it may be cut on the way
+    rhs_units: Numbers
+    out_units: Numbers  # of the result's dims, which are the first loops
+    contracting: int  # how many loops at the end
+
+
+class ProductLayouts(NamedTuple):
+    """All layouts of a product: row i of each array belongs to `loops[i]`."""
+
+    nest: LoopNest
+    loops: list[Loops]
+    lhs: np.ndarray  # number of the operand's layout
+    rhs: np.ndarray
+    out: np.ndarray  # number of the partial result's layout, its sums pending
+    work: np.ndarray  # part of the operations that one device carries out
+
+    @property
+    def lhs_layouts(self) -> Layouts:
+        return layouts_of(self.nest.lhs_units, self.nest.sizes)
+
+    @property
+    def rhs_layouts(self) -> Layouts:
+        return layouts_of(self.nest.rhs_units, self.nest.sizes)
+
+    @property
+    def out_layouts(self) -> Layouts:
+        return layouts_of(self.nest.out_units, self.nest.sizes, True)
+
+
+@lru_cache(maxsize=256)
+def product_layouts(nest: LoopNest) -> ProductLayouts:
+    """The layouts of a product; remembered: they do not depend on the lengths of its loops."""
+    loops = _assignments(nest)
+    left, right = layouts_of(nest.lhs_units, nest.sizes), layouts_of(nest.rhs_units, nest.sizes)
+    out = layouts_of(nest.out_units, nest.sizes, True)
+    kept = len(nest.units) - nest.contracting
+    lhs_of, rhs_of, out_of, work = [], [], [], []
+    for assigned in loops:
+        lhs_of.append(left.index[*(assigned[n] for n in nest.lhs), ()])
+        rhs_of.append(right.index[*(assigned[n] for n in nest.rhs), ()])
+        pending = tuple(sorted(a for loop in assigned[kept:] for a in loop))
+        out_of.append(out.index[*assigned[:kept], pending])
+        work.append(1 / prod(nest.sizes[a] for loop in assigned for a in loop))
+    return ProductLayouts(nest, loops, *map(np.array, (lhs_of, rhs_of, out_of, work)))
+
+
+def _assignments(nest: LoopNest) -> list[Loops]:
+    """Each axis on one loop, in any order there, or on none; loops are cut into equal parts."""
+    found: list[Loops] = []
+    axes = range(len(nest.sizes))
+    for count in range(len(nest.sizes) + 1):
+        for order in permutations(axes, count):
+            # Non-decreasing places give each distribution over the loops once for each order.
+            for places in combinations_with_replacement(range(len(nest.units)), count):
+                loops: list[Numbers] = [()] * len(nest.units)
+                for axis, at in zip(order, places, strict=True):
+                    loops[at] += (axis,)
+                if all(
+                    unit % prod(nest.sizes[a] for a in loop) == 0
+                    for unit, loop in zip(nest.units, loops, strict=True)
+                ):
+                    found.append(tuple(loops))
+    return found

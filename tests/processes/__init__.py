@@ -1,0 +1,1 @@
+"""What needs several processes: exported programs, the persistent cache, several hosts."""
