@@ -1,8 +1,9 @@
 """Sharding-aware GEMM and normalisation for JAX."""
 
-from shardops import rules
+from shardops import checkpoint_policies, rules
 from shardops.config import use_kernels
 from shardops.errors import KernelUnavailableError
+from shardops.explaining import Report, explain
 from shardops.primitives.dot import dot_general
 from shardops.primitives.gemm import gemm
 from shardops.primitives.norm import layer_norm, rms_norm
@@ -10,8 +11,11 @@ from shardops.version import __version__
 
 __all__ = [
     "KernelUnavailableError",
+    "Report",
     "__version__",
+    "checkpoint_policies",
     "dot_general",
+    "explain",
     "gemm",
     "layer_norm",
     "rms_norm",

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
-from shardops.rules.spec import Spec
+from shardops.rules.spec import Axes, Spec
 from shardops.rules.step import Step
 
 Arrays = Sequence[jax.Array]
@@ -25,6 +25,7 @@ class Placement:
     plan: Any
     steps: tuple[Step, ...] = ()  # of the local share: its sums over the mesh, moves of its results
     moves: tuple[Step, ...] = ()  # of the operands, from where they are taken: the router's
+    unreduced: tuple[Axes, ...] = ()  # of each result: axes over which its sum is still to come
     taken: tuple[Spec, ...] = ()  # where the operands are when the mapped function begins
 
 

@@ -11,19 +11,19 @@ Order of wrapping: match_varying -> custom_vjp (the op's) -> custom_vmap -> rout
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import jax
 from jax.custom_batching import custom_vmap
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh
 
+from shardops import array_type
 from shardops.op import Arrays, Op, Placement, Shapes, Wanted, bare
 from shardops.placing import arrive, placed
 from shardops.recording import Record, record, token
 from shardops.routing_auto import run_auto
-from shardops.rules.spec import Axes, Spec, only, to_partition_spec, to_spec
+from shardops.rules.spec import Axes, Spec, only, to_partition_spec
 
 
 def run(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:
@@ -51,10 +51,10 @@ def _typed_as_traced(
     op: Op, batched: Sequence[bool], arrays: Arrays, wanted: Wanted, results: Arrays
 ) -> tuple[jax.Array, ...]:
     """Results of the op under vmap, with the sharding that the op without it was traced to have."""
-    mesh = mesh_of(*arrays)
+    mesh = array_type.mesh_of(*arrays)
     if not _explicit_axes(mesh):
         return tuple(results)
-    specs = [type_spec(a) for a in arrays]
+    specs = [array_type.type_spec(a) for a in arrays]
     new = max((s[0] for s, b in zip(specs, batched, strict=True) if b), key=len)
     axes = tuple(a for a in _explicit_axes(mesh) if a not in new)
     shapes = tuple(a.shape[b:] for a, b in zip(arrays, batched, strict=True))
@@ -62,12 +62,13 @@ def _typed_as_traced(
     itemsizes = tuple(a.dtype.itemsize for a in arrays)
     placement = _place_on(op, shapes, inner, wanted, mesh, axes, itemsizes)
     return tuple(
-        laid_out(r, (new, *spec)) for r, spec in zip(results, placement.results, strict=True)
+        array_type.laid_out(r, (new, *spec))
+        for r, spec in zip(results, placement.results, strict=True)
     )
 
 
 def _route(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:
-    mesh = mesh_of(*arrays)
+    mesh = array_type.mesh_of(*arrays)
     explicit = _explicit_axes(mesh)
     if explicit:
         return _explicit(op, arrays, wanted, mesh, explicit)
@@ -80,15 +81,6 @@ def _on_other_axes(op: Op, arrays: Arrays, mesh: AbstractMesh) -> tuple[jax.Arra
     if unknown or any(mesh.shape[a] > 1 for a in mesh.auto_axes):
         return run_auto(op, arrays)
     return bare(op, *arrays)
-
-
-def mesh_of(*arrays: jax.Array) -> AbstractMesh:
-    """The mesh of the operands' types, else the ambient one."""
-    for array in arrays:
-        mesh = jax.typeof(array).sharding.mesh
-        if not mesh.empty:
-            return mesh
-    return jax.sharding.get_abstract_mesh()
 
 
 def match_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -104,80 +96,17 @@ def match_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     )
 
 
-# ---- Explicit axes -------------------------------------------------------------------------------
-
-
-def explicit_spec(array: jax.Array) -> Spec | None:
-    """The sharding that the type of `array` states, None where it states none."""
-    mesh = jax.typeof(array).sharding.mesh
-    return type_spec(array) if mesh.explicit_axes else None
-
-
-def type_spec(array: jax.Array) -> Spec:
-    """The spec in the type of `array`."""
-    partition = jax.typeof(array).sharding.spec
-    pending = {*partition.unreduced, *partition.reduced}
-    if pending:
-        raise NotImplementedError(
-            f"shardops: an operand of shape {array.shape} has type {partition}; expected no "
-            "reduced or unreduced axes. Deferred reduction is coming: until then reshard the "
-            "operand to a spec without them."
-        )
-    return to_spec(partition, array.ndim)
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Type:
-    """What a cotangent must look like: dtype and, on an Explicit mesh, sharding of its primal."""
-
-    dtype: Any
-    spec: Spec | None
-    mesh: AbstractMesh
-
-    @classmethod
-    def of(cls, array: jax.Array) -> "Type":
-        aval = jax.typeof(array)
-        return cls(aval.dtype, explicit_spec(array), aval.sharding.mesh)
-
-    def apply(self, array: jax.Array) -> jax.Array:
-        """`array`, cast and, where it lies elsewhere, resharded."""
-        array = array.astype(self.dtype)
-        return array if self.spec is None else _resharded(array, self.mesh, self.spec)
-
-
 def pull(function: Callable[..., Any], primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
     """Cotangents of `primals`, for those of the results of `function`.
 
     The results of `function` may be laid out otherwise than those that the cotangents belong to.
     """
     results, pull_back = jax.vjp(function, *primals)
-    typed = (Type.of(r).apply(c) for r, c in zip(results, cotangents, strict=True))
+    typed = (array_type.Type.of(r).apply(c) for r, c in zip(results, cotangents, strict=True))
     return pull_back(tuple(typed))
 
 
-def constrain(array: jax.Array, wanted: Spec, open_dims: frozenset[int] = frozenset()) -> jax.Array:
-    """`array` sharded as `wanted`, whose axes are Explicit or Auto ones of its mesh.
-
-    On a mesh of both kinds a spec without Auto axes, such as a type's, leaves those open; so do
-    `open_dims`.
-    """
-    mesh = mesh_of(array)
-    if mesh.explicit_axes:
-        array = _resharded(array, mesh, only(wanted, mesh.explicit_axes))
-    auto = only(wanted, mesh.auto_axes)
-    if any(auto) or (mesh.auto_axes and not mesh.explicit_axes):
-        entries = list(to_partition_spec(auto))
-        for dim in open_dims:
-            entries[dim] = PartitionSpec.UNCONSTRAINED
-        sharding = NamedSharding(mesh, PartitionSpec(*entries))
-        array = jax.lax.with_sharding_constraint(array, sharding)
-    return array
-
-
-def laid_out(array: jax.Array, spec: Spec) -> jax.Array:
-    """`array` resharded to `spec` on Explicit axes; as it is on others."""
-    return array if explicit_spec(array) is None else _resharded(array, mesh_of(array), spec)
+# ---- Explicit axes -------------------------------------------------------------------------------
 
 
 def _explicit(
@@ -192,23 +121,32 @@ def _explicit(
     working_axes = () if empty else tuple(a for a in axes if mesh.shape[a] > 1)
     working = _place(op, arrays, wanted, mesh, working_axes)
     _record(op, arrays, wanted, mesh, working_axes, working)
-    plain = [_resharded(a, mesh, s) for a, s in zip(arrays, working.taken, strict=True)]
+    plain = [array_type.resharded(a, mesh, s) for a, s in zip(arrays, working.taken, strict=True)]
+
+    deferred = working.unreduced or ((),) * len(working.results)
 
     def body(*shards: jax.Array) -> tuple[jax.Array, ...]:
         with jax.named_scope(op.scope):
-            return op.local(working.plan, arrive(op, shards, working), _inside)
+            results = op.local(working.plan, arrive(op, shards, working), _inside)
+        return tuple(
+            jax.lax.pcast(r, axes, to="unreduced") if axes else r
+            for r, axes in zip(results, deferred, strict=True)
+        )
 
     if working_axes:
         results = jax.shard_map(
             body,
             mesh=mesh,
             in_specs=tuple(to_partition_spec(s) for s in working.taken),
-            out_specs=tuple(to_partition_spec(s) for s in working.results),
+            out_specs=tuple(map(to_partition_spec, working.results, deferred)),
             axis_names=set(axes),
         )(*plain)
     else:
         results = _on_other_axes(op, plain, mesh)
-    return tuple(_resharded(r, mesh, s) for r, s in zip(results, typed.results, strict=True))
+    return tuple(
+        array_type.resharded(r, mesh, spec, axes)
+        for r, spec, axes in zip(results, typed.results, deferred, strict=True)
+    )
 
 
 def _refuse_unsorted(op: Op, mesh: AbstractMesh, axes: Axes) -> None:
@@ -231,7 +169,9 @@ def _place(op: Op, arrays: Arrays, wanted: Wanted, mesh: AbstractMesh, axes: Axe
     """The plan as far as `axes` go, from the types of the operands."""
     shapes = tuple(a.shape for a in arrays)
     itemsizes = tuple(a.dtype.itemsize for a in arrays)
-    return _place_on(op, shapes, tuple(map(type_spec, arrays)), wanted, mesh, axes, itemsizes)
+    return _place_on(
+        op, shapes, tuple(map(array_type.type_spec, arrays)), wanted, mesh, axes, itemsizes
+    )
 
 
 def _place_on(
@@ -261,7 +201,7 @@ def _record(
         "explicit",
         tuple(a.shape for a in arrays),
         tuple(a.dtype.name for a in arrays),
-        tuple(only(type_spec(a), axes) for a in arrays),
+        tuple(only(array_type.type_spec(a), axes) for a in arrays),
         tuple(None if w is None else only(w, axes) for w in wanted),
         tuple((a, mesh.shape[a]) for a in axes),
         placement,
@@ -272,13 +212,7 @@ def _record(
 def _inside(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The op on what a shard_map over the Explicit axes leaves to each device."""
     matched = match_varying(*arrays)
-    return _on_other_axes(op, matched, mesh_of(*matched))
-
-
-def _resharded(array: jax.Array, mesh: AbstractMesh, spec: Spec) -> jax.Array:
-    if explicit_spec(array) == spec:
-        return array
-    return jax.sharding.reshard(array, NamedSharding(mesh, to_partition_spec(spec)))
+    return _on_other_axes(op, matched, array_type.mesh_of(*matched))
 
 
 def _explicit_axes(mesh: AbstractMesh) -> Axes:

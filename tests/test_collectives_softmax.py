@@ -100,8 +100,9 @@ def test_softmax_gradient_gathers_a_cotangent_with_sharded_keys(auto_mesh):
     assert got == ({"all-gather": (1, size(B // DP, S, N))}, (TP,))
 
 
-def test_softmax_with_sharded_keys_throughout_gathers_x_and_the_cotangent(auto_mesh):
-    """x, y, dy and dx all over tp: y is kept whole, so that two all-gathers serve both passes."""
+def test_softmax_with_sharded_keys_throughout_exchanges_them_for_rows(auto_mesh):
+    """x, y, dy and dx all over tp: an all-to-all takes each to rows over tp or back, and y twice.
+    A fourth of an array each, where gathers of x and of dy alone would move two whole ones."""
 
     def f(y, residual):
         out, pull = jax.vjp(softmax, y)
@@ -109,7 +110,17 @@ def test_softmax_with_sharded_keys_throughout_gathers_x_and_the_cotangent(auto_m
 
     keys = ("dp", None, "tp")
     got = moved(auto_mesh, f, {"y": keys, "residual": keys}, [keys, keys])
-    assert got == ({"all-gather": (2, 2 * size(B // DP, S, N))}, (TP, TP))
+    assert got == ({"all-to-all": (5, 5 * size(B // DP, S, N // TP))}, (TP,) * 5)
+
+
+@pytest.mark.parametrize("causal", [None, "upper_left"])
+def test_softmax_exchanges_keys_for_rows_where_the_result_has_them_sharded(auto_mesh, causal):
+    def f(y):
+        return softmax(y, causal=causal)
+
+    keys = ("dp", None, "tp")
+    got = moved(auto_mesh, f, {"y": keys}, keys)
+    assert got == ({"all-to-all": (2, 2 * size(B // DP, S, N // TP))}, (TP, TP))
 
 
 def test_softmax_slices_by_an_axis_that_the_wanted_result_has(auto_mesh):

@@ -167,10 +167,13 @@ def out_sharding(
         want = 'a PartitionSpec, "cheapest" or None'
         error = ValueError if isinstance(value, str) else TypeError
         raise error(wrong(op, "out_sharding", repr(value), want, "Pass jax.P(...)."))
-    if value.unreduced or value.reduced:
+    if value.reduced:
+        want = "no reduced axes"
+        raise ValueError(wrong(op, "out_sharding", str(value), want, "They belong on operands."))
+    if value.unreduced and {*mesh.axis_names} - {*mesh.explicit_axes}:
         raise NotImplementedError(
-            f"{op}: out_sharding is {value}; expected no unreduced or reduced axes. Deferred "
-            "reduction is coming: until then leave them out, and the sum is done at once."
+            f"{op}: out_sharding is {value}; expected no unreduced axes on a mesh with axes that "
+            f"are not Explicit, {mesh}. JAX has unreduced arrays on meshes of Explicit axes alone."
         )
     if len(value) > len(out_shape):
         want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
@@ -191,15 +194,31 @@ def out_sharding(
     return spec
 
 
+def unreduced(op: str, value: Any, after: Sequence[str]) -> tuple[str, ...]:
+    """Axes over which an `out_sharding` leaves the sum open: nothing may come after it then."""
+    spec = value.spec if isinstance(value, NamedSharding) else value
+    if not isinstance(spec, PartitionSpec) or not spec.unreduced:
+        return ()
+    if after:
+        want = f"no unreduced axes with {' and '.join(after)}, which come after the sum"
+        fix = "Apply them to the summed result."
+        raise ValueError(wrong(op, "out_sharding", str(value), want, fix))
+    return tuple(sorted(spec.unreduced))
+
+
 def open_dims(value: Any) -> frozenset[int]:
     """Dims that an `out_sharding` leaves to the partitioner."""
     if not isinstance(value, PartitionSpec):
         return frozenset()
-    return frozenset(d for d, entry in enumerate(value) if entry is PartitionSpec.UNCONSTRAINED)
+    return frozenset(
+        d for d, entry in enumerate(value.partitions) if entry is PartitionSpec.UNCONSTRAINED
+    )
 
 
 def _distinct_names(op: str, value: PartitionSpec) -> None:
-    entries = [e for e in value if e is not None and e is not PartitionSpec.UNCONSTRAINED]
+    entries = [
+        e for e in value.partitions if e is not None and e is not PartitionSpec.UNCONSTRAINED
+    ]
     names = [name for e in entries for name in (e if isinstance(e, tuple) else (e,))]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         fix = "Name each mesh axis once, as a string."

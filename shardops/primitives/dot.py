@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardops import config, routing
+from shardops import array_type, config
 from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding, product
 from shardops.primitives.gemm_op import GemmOp
@@ -106,7 +106,7 @@ def _lax(
     lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any, preferred: Any, out_sharding: Any
 ) -> jax.Array:
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    mesh = routing.mesh_of(lhs, rhs)
+    mesh = array_type.mesh_of(lhs, rhs)
     explicit = bool(mesh.explicit_axes) and out_sharding != "cheapest"
     out = jax.lax.dot_general(
         lhs,
@@ -117,7 +117,9 @@ def _lax(
         out_sharding=out_sharding if explicit else None,
     )
     wanted = None if explicit else check.out_sharding("dot_general", out_sharding, out.shape, mesh)
-    return out if wanted is None else routing.constrain(out, wanted, check.open_dims(out_sharding))
+    return (
+        out if wanted is None else array_type.constrain(out, wanted, check.open_dims(out_sharding))
+    )
 
 
 def _canonical(precision: Any) -> jax.lax.Precision | None:

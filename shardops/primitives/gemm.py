@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from shardops import config, routing
+from shardops import array_type, config, routing
 from shardops.op import compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_grad import operand_cotangents
@@ -57,7 +57,8 @@ def gemm(
       out_dtype: dtype of the result; None: the operands'. Where it is wider than theirs, the
         cotangent is rounded to the operands' dtype before the products of the gradient.
       out_sharding: PartitionSpec of the result; None: free dims keep the operands' axes;
-        "cheapest": the reduced axes go where that moves least.
+        "cheapest": wherever that costs the least. With `unreduced=` axes (on a mesh of Explicit
+        axes) the sum over these is left to whoever reshards the result.
       precise_accumulation: sum across devices in float32, and no fast FP8 accumulation.
     Returns: [*l, *r].
     Raises: TypeError for dtypes; ValueError for shapes, dims and shardings.
@@ -103,7 +104,12 @@ def product(
 ) -> jax.Array:
     """Run a checked product, its result sharded as `out_sharding` says."""
     out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
-    wanted = check.out_sharding(op.name, out_sharding, out_shape, routing.mesh_of(lhs, rhs))
+    wanted = check.out_sharding(op.name, out_sharding, out_shape, array_type.mesh_of(lhs, rhs))
+    after = {"bias": bias, "activation": op.activation, "add": add}
+    unreduced = check.unreduced(
+        op.name, out_sharding, [n for n, a in after.items() if a is not None]
+    )
+    op = replace(op, unreduced=unreduced)
     given = [a for a in (lhs, rhs, bias, add) if a is not None]
     matched = iter(routing.match_varying(*given))
     operands = [None if a is None else next(matched) for a in (lhs, rhs, bias, add)]
@@ -111,7 +117,7 @@ def product(
     if wanted is None:
         return out
     with jax.named_scope(op.scope):
-        return routing.constrain(out, wanted, check.open_dims(out_sharding))
+        return array_type.constrain(out, wanted, check.open_dims(out_sharding), unreduced)
 
 
 @with_derivative
@@ -131,7 +137,7 @@ def _given(*operands: jax.Array | None) -> list[jax.Array]:
 
 
 def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
-    types = tuple(None if a is None else routing.Type.of(a) for a in (bias, add))
+    types = tuple(None if a is None else array_type.Type.of(a) for a in (bias, add))
     if op.activation is None:
         return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
     out, pre = _with_pre_activation(replace(op, save=True), wanted, lhs, rhs, bias, add)
@@ -145,15 +151,18 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
         dz = dout
         if op.activation is not None:
             # The pre-activation stays where its last sum left it; the result may have moved on.
-            here = routing.explicit_spec(dout)
-            z = (pre if here is None else routing.laid_out(pre, here)).astype(jnp.float32)
+            here = array_type.explicit_spec(dout)
+            z = (pre if here is None else array_type.laid_out(pre, here)).astype(jnp.float32)
             _, pull = jax.vjp(_activation(op), z)
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
         dlhs, drhs = operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
         dbias = dadd = None
         if bias_type is not None:
             n_rhs = len(op.dims((lhs.shape, rhs.shape)).rhs_free)
-            dbias = bias_type.apply(row_sum(f"{op.name}.grad", dz, dz.ndim - n_rhs, bias_type.spec))
+            rows = dz.ndim - n_rhs
+            dbias = bias_type.apply(
+                row_sum(f"{op.name}.grad", dz, rows, bias_type.spec, bias_type.unreduced)
+            )
         if add_type is not None:
             dadd = add_type.apply(dz)
     return dlhs, drhs, dbias, dadd

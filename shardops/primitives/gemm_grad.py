@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardops import config, routing
+from shardops import array_type, config, routing
 from shardops.moving import carry_out
 from shardops.op import (
     Arrays,
@@ -85,6 +85,7 @@ class GemmGradOp:
             (plan.to_lhs.out, plan.to_rhs.out),
             plan,
             steps,
+            unreduced=(plan.to_lhs.unreduced, plan.to_rhs.unreduced),
         )
 
     def _plan(
@@ -191,6 +192,7 @@ def gradient_of(op: GemmOp, lhs: jax.Array, rhs: jax.Array) -> GemmGradOp:
         activation=None,
         save=False,
         cheapest=False,
+        unreduced=(),
         out_dtype=lhs.dtype.name,
         kernel=config.runs_as_kernel(f"{op.name}.grad"),
     )
@@ -199,14 +201,16 @@ def gradient_of(op: GemmOp, lhs: jax.Array, rhs: jax.Array) -> GemmGradOp:
         contracting=(z_rhs, d.rhs_free),
         batch=(z_batch, d.rhs_batch),
         batch_like=(d.out_batch_like, d.rhs_batch_like),
+        unreduced=array_type.deferred_axes(lhs),
     )
     to_rhs = replace(
         plain,
         contracting=(d.lhs_free, z_lhs),
         batch=(d.lhs_batch, z_batch),
         batch_like=(d.lhs_batch_like, d.out_batch_like),
+        unreduced=array_type.deferred_axes(rhs),
     )
-    product = replace(op, bias=False, add=False, activation=None, save=False)
+    product = replace(op, bias=False, add=False, activation=None, save=False, unreduced=())
     return GemmGradOp(op.name, to_lhs, to_rhs, product, plain.kernel)
 
 
@@ -248,11 +252,11 @@ _pull.defvjp(_save, _pull_back)
 
 def _wanted(like: jax.Array, order: Dims) -> Spec | None:
     """The sharding in the type of `like`, its dims in another order."""
-    spec = routing.explicit_spec(like)
+    spec = array_type.explicit_spec(like)
     return None if spec is None else tuple(spec[dim] for dim in order)
 
 
 def _reordered(out: jax.Array, order: Dims, like: jax.Array) -> jax.Array:
     """An array whose p-th dim is dim `order[p]` of `like`, with the dims and the type of `like`."""
     inverse = sorted(range(len(order)), key=lambda p: order[p])
-    return routing.Type.of(like).apply(jnp.transpose(out, inverse))
+    return array_type.Type.of(like).apply(jnp.transpose(out, inverse))

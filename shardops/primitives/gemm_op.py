@@ -7,14 +7,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from shardops import routing
+from shardops import array_type, routing
 from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
 from shardops.rules.shardy import gemm_factors
-from shardops.rules.spec import Spec
+from shardops.rules.spec import Axes, Spec
 
 Dims = tuple[int, ...]
 DimPair = tuple[Dims, Dims]
@@ -41,6 +41,7 @@ class GemmOp:
     precision: Any = None
     cheapest: bool = False
     precise: bool = False
+    unreduced: Axes = ()  # axes over which the result is to stay unreduced, where it can
     kernel: bool = True
 
     @property
@@ -65,12 +66,19 @@ class GemmOp:
         itemsizes: Itemsizes,
     ) -> Placement:
         # A sharding that the partitioner has chosen stands: another one would be moved to it.
-        asked = next((w for w in wanted if w is not None), "cheapest" if self.cheapest else None)
+        choose: Literal["cheapest"] | None = "cheapest" if self.cheapest else None
+        asked: Spec | Literal["cheapest"] | None = next(
+            (w for w in wanted if w is not None), choose
+        )
         planned = self.plan(shapes, specs, sizes, asked, itemsizes)
         extra = ((planned.bias,) if self.bias else ()) + ((planned.finished,) if self.add else ())
         saved = (planned.finished,) if self.save else ()
         return Placement(
-            (planned.lhs, planned.rhs, *extra), (planned.out, *saved), planned, planned.of("out")
+            (planned.lhs, planned.rhs, *extra),
+            (planned.out, *saved),
+            planned,
+            planned.of("out"),
+            unreduced=(planned.unreduced, *((),) * self.save),
         )
 
     def plan(
@@ -86,7 +94,10 @@ class GemmOp:
         partial = 4 if self.precise else jnp.dtype(self.out_dtype).itemsize
         bytes_each = (itemsizes[0], itemsizes[1], partial)
         dims = self.dims(shapes)
-        return plan(dims, specs[0], specs[1], sizes, wanted, itemsizes=bytes_each, **also)
+        deferred = tuple(a for a, n in sizes if a in self.unreduced and n > 1)
+        return plan(
+            dims, *specs[:2], sizes, wanted, itemsizes=bytes_each, unreduced=deferred, **also
+        )
 
     def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
         results = 2 if self.save else 1
@@ -145,7 +156,7 @@ class GemmOp:
             size_of_new = lhs.shape[0] if by_lhs else rhs.shape[0]
             whole = add if batched[-1] else jnp.broadcast_to(add, (size_of_new, *add.shape))
             operands.append(jnp.moveaxis(whole, 0, new))
-        axes = routing.explicit_spec(lhs if by_lhs else rhs)
+        axes = array_type.explicit_spec(lhs if by_lhs else rhs)
         asked = tuple(
             None if w is None else (*w[:new], axes[0] if axes else (), *w[new:]) for w in wanted
         )

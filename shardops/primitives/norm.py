@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from shardops import config, routing
+from shardops import array_type, config, routing
 from shardops.errors import wrong
 from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
@@ -172,7 +172,7 @@ def _save(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, ad
         gamma,
         mean,
         rstd,
-        *(None if a is None else routing.Type.of(a) for a in (x, beta, add)),
+        *(None if a is None else array_type.Type.of(a) for a in (x, beta, add)),
     )
     return ((y, h) if return_input else y), saved
 
@@ -180,7 +180,7 @@ def _save(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, ad
 def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> Any:
     h, gamma, mean, rstd, x_type, beta_type, add_type = saved
     dy, dh = cotangents if return_input else (cotangents, None)
-    gamma_type = routing.Type.of(gamma)
+    gamma_type = array_type.Type.of(gamma)
     backward = NormBackward(
         kind=op.kind,
         beta=op.beta,
@@ -188,6 +188,8 @@ def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> A
         zero_centered_gamma=op.zero_centered_gamma,
         stats=op.stats,
         kernel=config.runs_as_kernel(f"{op.kind}_norm.grad"),
+        # Both parameters' sums are one collective, so both stay open or neither does.
+        unreduced=tuple(a for a in gamma_type.unreduced if not op.beta or a in beta_type.unreduced),
     )
     operands = routing.match_varying(*(a for a in (dy, h, gamma, mean, rstd, dh) if a is not None))
     wanted = (x_type.spec, gamma_type.spec)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardops import routing
+from shardops import array_type, routing
 from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.norm_local import (
@@ -18,7 +18,7 @@ from shardops.primitives.norm_local import (
     local_forward,
 )
 from shardops.rules.rowwise import RowwiseCall, RowwisePlan, Stats, plan_rowwise
-from shardops.rules.spec import Spec
+from shardops.rules.spec import Axes, Spec
 from shardops.rules.step import Step
 
 Factors = tuple[list[list[str]], list[list[str]]]
@@ -136,6 +136,7 @@ class NormBackward:
     zero_centered_gamma: bool
     stats: Stats
     kernel: bool
+    unreduced: Axes = ()  # axes over which dgamma and dbeta are to stay unreduced
 
     @property
     def scope(self) -> str:
@@ -161,6 +162,7 @@ class NormBackward:
             (itemsizes[1],),
             sums=(2,) if self.kind == "layer" else (1,),
             parameters=1 + self.beta,
+            unreduced=tuple(a for a, n in sizes if a in self.unreduced and n > 1),
             main=1,
         )
         dgamma = wanted[1] if len(wanted) > 1 else None
@@ -171,6 +173,7 @@ class NormBackward:
             (*plan.results, *(plan.parameter_out,) * (1 + self.beta)),
             plan,
             plan.steps,
+            unreduced=(*((),) * len(plan.results), *(plan.unreduced,) * (1 + self.beta)),
         )
 
     def factors(self, shapes: Shapes) -> Factors:
@@ -217,13 +220,13 @@ class NormBackward:
 
 def _alike(op: NormForward | NormBackward, arrays: Arrays, x: jax.Array) -> list[jax.Array]:
     """The operands with the sharding of the dims of x that they share."""
-    spec = routing.explicit_spec(x)
+    spec = array_type.explicit_spec(x)
     if spec is None:
         return list(arrays)
     operands, _ = op.factors(tuple(a.shape for a in arrays))
     axes = {f"r{i}": d for i, d in enumerate(spec[:-1])} | dict.fromkeys("hgb", spec[-1])
     return [
-        routing.laid_out(a, tuple(axes[name] for name in names))
+        array_type.laid_out(a, tuple(axes[name] for name in names))
         for a, names in zip(arrays, operands, strict=True)
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardops import routing
+from shardops import array_type, routing
 from shardops.moving import carry_out
 from shardops.op import (
     Arrays,
@@ -20,10 +20,12 @@ from shardops.op import (
     with_derivative,
 )
 from shardops.rules.rowwise import RowSumPlan, plan_row_sum
-from shardops.rules.spec import Spec
+from shardops.rules.spec import Axes, Spec
 
 
-def row_sum(op: str, x: jax.Array, rows: int, wanted: Spec | None = None) -> jax.Array:
+def row_sum(
+    op: str, x: jax.Array, rows: int, wanted: Spec | None = None, unreduced: Axes = ()
+) -> jax.Array:
     """Sum over the first dims.
 
         out[*c] = sum_r x[*r, *c]
@@ -33,11 +35,12 @@ def row_sum(op: str, x: jax.Array, rows: int, wanted: Spec | None = None) -> jax
       x: [*r, *c].
       rows: how many dims r are.
       wanted: the sharding wanted of the result.
+      unreduced: axes over which the result is to stay unreduced.
     Returns: [*c] in float32.
     Sharding: one all-reduce over the axes that shard rows, or one reduce-scatter where the result
       is wanted sharded over them.
     """
-    return _row_sum(RowSumOp(op, rows), wanted, x)
+    return _row_sum(RowSumOp(op, rows, unreduced=unreduced), wanted, x)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class RowSumOp:
     name: str
     rows: int
     kept: int = 0
+    unreduced: Axes = ()
     kernel: bool = False  # there is none
 
     @property
@@ -66,8 +70,11 @@ class RowSumOp:
         itemsizes: Itemsizes,
     ) -> Placement:
         asked = wanted[0] if wanted else None
-        plan = plan_row_sum(shapes[0], specs[0], self.kept, self.rows, sizes, asked)
-        return Placement((plan.operand,), (plan.out,), plan)
+        deferred = tuple(a for a, n in sizes if a in self.unreduced and n > 1)
+        plan = plan_row_sum(shapes[0], specs[0], self.kept, self.rows, sizes, asked, deferred)
+        return Placement(
+            (plan.operand,), (plan.out,), plan, plan.steps, unreduced=(plan.unreduced,)
+        )
 
     def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
         names = [f"d{i}" for i in range(len(shapes[0]))]
@@ -84,7 +91,7 @@ class RowSumOp:
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
     ) -> tuple[jax.Array, ...]:
         del size, batched
-        spec = routing.explicit_spec(arrays[0])
+        spec = array_type.explicit_spec(arrays[0])
         asked = tuple(None if w is None else (spec[0] if spec else (), *w) for w in wanted)
         return routing.run(replace(self, kept=self.kept + 1), arrays, asked)
 
@@ -100,7 +107,7 @@ def _save(op: RowSumOp, wanted: Spec | None, x: jax.Array) -> Any:
 
 def _pull(op: RowSumOp, wanted: Spec | None, x: jax.Array, dout: jax.Array) -> Any:
     del op, wanted
-    return (routing.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
+    return (array_type.Type.of(x).apply(jnp.broadcast_to(dout, x.shape)),)
 
 
 _row_sum.defvjp(_save, _pull)

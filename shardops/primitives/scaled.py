@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shardops import routing
+from shardops import array_type
 from shardops.errors import wrong
 from shardops.rules.scales import scale_shape, scale_spec
 from shardops.rules.spec import Spec, to_partition_spec
@@ -147,7 +147,7 @@ def quantize_reference(
         scale_inv = jnp.asarray(scale_inv, jnp.float32)
         data = _saturated(wide * (1 / scale_inv), name)
         return ScaledArray(data, scale_inv, amax, mode, x.dtype)
-    split, spec = _split(wide, block), routing.explicit_spec(x)
+    split, spec = _split(wide, block), array_type.explicit_spec(x)
     within = tuple(range(1, split.ndim, 2))
     largest = _largest_finite(split, within)
     if mode is ScalingMode.MXFP8:
@@ -161,7 +161,7 @@ def quantize_reference(
         scale_inv = tensor_scale_inv(largest, name)
         scaled = split * jnp.expand_dims(1 / scale_inv, within)
     data = _joined(_saturated(scaled, name), x.shape)
-    data = data if spec is None else routing.laid_out(data, spec)
+    data = data if spec is None else array_type.laid_out(data, spec)
     return ScaledArray(data, scale_inv, None, mode, x.dtype, tuple(block))
 
 
@@ -221,10 +221,10 @@ def _factors(scale_inv: jax.Array) -> list[jax.Array]:
 def _split(x: jax.Array, block: Sequence[int]) -> jax.Array:
     """[n, …] -> [blocks, block, …], the last block of a dim filled up with zeros."""
     counts = scale_shape(x.shape, block)
-    spec = routing.explicit_spec(x)
+    spec = array_type.explicit_spec(x)
     if spec is not None:
-        spec = scale_spec(x.shape, spec, block, routing.mesh_of(x).shape)
-        x = routing.laid_out(x, spec)
+        spec = scale_spec(x.shape, spec, block, array_type.mesh_of(x).shape)
+        x = array_type.laid_out(x, spec)
         spec = tuple(axes for dim in spec for axes in (dim, ()))
     missing = [c * b - n for n, c, b in zip(x.shape, counts, block, strict=True)]
     if any(missing):
@@ -234,7 +234,7 @@ def _split(x: jax.Array, block: Sequence[int]) -> jax.Array:
 
 def _joined(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """[blocks, block, …] -> [n, …]."""
-    spec = routing.explicit_spec(x)
+    spec = array_type.explicit_spec(x)
     sizes = [c * b for c, b in zip(x.shape[::2], x.shape[1::2], strict=True)]
     x = _reshaped(x, sizes, None if spec is None else spec[::2])
     return x if x.shape == shape else x[tuple(slice(n) for n in shape)]
@@ -243,7 +243,7 @@ def _joined(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _reshaped(x: jax.Array, sizes: Sequence[int], spec: Spec | None) -> jax.Array:
     if spec is None:
         return x.reshape(sizes)
-    sharding = NamedSharding(routing.mesh_of(x), to_partition_spec(spec))
+    sharding = NamedSharding(array_type.mesh_of(x), to_partition_spec(spec))
     return jax.lax.reshape(x, sizes, out_sharding=sharding)
 
 
@@ -255,8 +255,8 @@ def _spread(scale: jax.Array, data: jax.Array, block: tuple[int, ...] | None) ->
     blocks = jnp.expand_dims(scale, tuple(range(1, 2 * data.ndim, 2)))
     sizes = [n for pair in zip(scale.shape, block, strict=True) for n in pair]
     out = _joined(jnp.broadcast_to(blocks, sizes), data.shape)
-    spec = routing.explicit_spec(data)
-    return out if spec is None else routing.laid_out(out, spec)
+    spec = array_type.explicit_spec(data)
+    return out if spec is None else array_type.laid_out(out, spec)
 
 
 # ---- checks --------------------------------------------------------------------------------------

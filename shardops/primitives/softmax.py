@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardops import config, routing
+from shardops import array_type, config, routing
 from shardops.errors import wrong
 from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
@@ -44,8 +44,9 @@ def softmax(
     Raises: TypeError for dtypes and for a scale that is not static, ValueError for shapes and for
       other values of `causal` and `scale`.
     Sharding: batch, q: any axes, no communication; a causal mask keeps each query's place in the
-      whole. k: one all-gather of x, y has k whole; in the gradient one of dy and one of y where
-      these arrive sharded over k. mask: follows x along the dims that it has.
+      whole. k: whole while it runs. A sharded one is gathered, one all-gather of x; where it is
+      wanted sharded in the result too, an all-to-all takes its axes to other dims and one takes
+      them back. Likewise dy, y and dx of the gradient. mask: follows x along the dims that it has.
     Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762
     """
     (x,) = check.arrays("softmax", x=x)
@@ -108,7 +109,7 @@ def _softmax(op: SoftmaxForward, wanted: Wanted, x: jax.Array, *masks: jax.Array
 def _save(op: SoftmaxForward, wanted: Wanted, x: jax.Array, *masks: jax.Array) -> Any:
     # Through `_softmax` again: its derivative serves gradients of gradients.
     y = _softmax(op, wanted, x, *masks)
-    return y, (y, routing.Type.of(x))
+    return y, (y, array_type.Type.of(x))
 
 
 def _pull(op: SoftmaxForward, wanted: Wanted, saved: Any, dy: jax.Array) -> Any:
@@ -138,7 +139,7 @@ def _gradient_pull(op: SoftmaxBackward, wanted: Wanted, saved: Any, ddx: jax.Arr
     del wanted
     (dx,), pull = jax.vjp(op.reference, *saved)
     # The reference may lay its result out otherwise than the routed op.
-    return pull((routing.Type.of(dx).apply(ddx),))
+    return pull((array_type.Type.of(dx).apply(ddx),))
 
 
 _gradient.defvjp(_gradient_save, _gradient_pull)

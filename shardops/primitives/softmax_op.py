@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from shardops import routing
+from shardops import array_type, routing
+from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.softmax_local import (
     backward_reference,
@@ -37,6 +38,10 @@ class SoftmaxForward:
     def scope(self) -> str:
         return "shardops.softmax"
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("x", *("mask",) * self.mask, *("first",) * self.first)
+
     def place(
         self,
         shapes: Shapes,
@@ -45,10 +50,12 @@ class SoftmaxForward:
         wanted: Wanted,
         itemsizes: Itemsizes,
     ) -> Placement:
+        asked = wanted[0] if wanted else None
         mask = shapes[1] if self.mask else None
-        plan = plan_softmax(shapes[0], specs[0], sizes, mask, wanted[0] if wanted else None)
+        plan = plan_softmax(shapes[0], specs[:1], sizes, mask, asked, itemsizes[:1])
         masks = () if plan.mask is None else (plan.mask,)
-        return Placement((plan.x, *masks, *((),) * self.first), (plan.x,), plan)
+        operands = (plan.x, *masks, *((),) * self.first)
+        return Placement(operands, (plan.out,), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:
         # Where the mask lies must not decide where x does, nor k's axes where those of y do.
@@ -63,12 +70,14 @@ class SoftmaxForward:
         if plan is None:
             statics = {"scale": self.scale, "mask": self.mask, "diagonal": self.diagonal}
             return local_forward(*arrays, **statics, first=self.first, kernel=self.kernel)
-        if self.diagonal is None or not plan.queries:
-            return inner(self, *arrays)
-        first = jax.lax.axis_index(plan.queries) * arrays[0].shape[-2]
-        if self.first:
-            first = first + arrays[-1]
-        return inner(replace(self, first=True), *arrays[: 1 + self.mask], first)
+        op = self
+        if self.diagonal is not None and plan.queries:
+            first = jax.lax.axis_index(plan.queries) * arrays[0].shape[-2]
+            if self.first:
+                first = first + arrays[-1]
+            op, arrays = replace(self, first=True), (*arrays[: 1 + self.mask], first)
+        (y,) = inner(op, *arrays)
+        return (carry_out(y, plan.steps),)
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
@@ -93,6 +102,10 @@ class SoftmaxBackward:
     def scope(self) -> str:
         return "shardops.softmax.grad"
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("dy", "y")
+
     def place(
         self,
         shapes: Shapes,
@@ -101,24 +114,27 @@ class SoftmaxBackward:
         wanted: Wanted,
         itemsizes: Itemsizes,
     ) -> Placement:
-        plan = plan_softmax(shapes[1], specs[1], sizes, wanted=wanted[0] if wanted else None)
-        return Placement((plan.x, plan.x), (plan.x,), plan)
+        asked = wanted[0] if wanted else None
+        plan = plan_softmax(shapes[1], specs, sizes, None, asked, itemsizes)
+        return Placement((plan.x, plan.x), (plan.out,), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:
-        y = [f"r{i}" for i in range(len(shapes[1]))]
-        return [y, y], [[*y[:-1], "o"]]
+        # Where the keys of dy lie must not decide where those of y do: the forward made these whole.
+        rows = [f"r{i}" for i in range(len(shapes[1]) - 1)]
+        return [[*rows, "d"], [*rows, "k"]], [[*rows, "o"]]
 
     def local(
         self, plan: SoftmaxPlan | None, arrays: Arrays, inner: Inner
     ) -> tuple[jax.Array, ...]:
         if plan is None:
             return local_backward(*arrays, scale=self.scale, kernel=self.kernel)
-        return inner(self, *arrays)
+        (dx,) = inner(self, *arrays)
+        return (carry_out(dx, plan.steps),)
 
     def reference(self, dy: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
-        spec = routing.explicit_spec(y)
-        dy = dy if spec is None else routing.laid_out(dy, spec)
+        spec = array_type.explicit_spec(y)
+        dy = dy if spec is None else array_type.laid_out(dy, spec)
         return backward_reference(dy, y, scale=self.scale)
 
     def vmapped(

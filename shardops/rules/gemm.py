@@ -4,6 +4,7 @@ Pure: shapes, specs and axis sizes in, a `GemmPlan` out. No arrays and no device
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Literal
@@ -11,7 +12,7 @@ from typing import Literal
 from shardops.rules.gemm_check import checked_dims, checked_spec
 from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
 from shardops.rules.gemm_narrow import search
-from shardops.rules.gemm_search import Choice, Problem, operations
+from shardops.rules.gemm_search import Choice, NoLayoutError, Problem, operations
 from shardops.rules.moves import MOST_AXES, move, sum_and_move
 from shardops.rules.spec import Axes, Sizes, Spec, axes_in, cut_before, fit, only, shards
 from shardops.rules.step import Step
@@ -106,6 +107,7 @@ def plan(
 ) -> GemmPlan:
     """`plan_gemm` for a product that may have true batch dims; remembers what it planned.
 
+    `unreduced`: axes over which the result is to stay unreduced, all of them or none.
     `lhs_also`, `rhs_also`: shardings in which the operand is to be had as well, at no cost.
     """
     sizes = dict(axis_sizes)
@@ -128,11 +130,15 @@ def plan(
         frozenset(only(s, big) for s in (lhs, *lhs_also)),
         frozenset(only(s, big) for s in (rhs, *rhs_also)),
         None if target is None else only(target, big),
-        unreduced,
+        () if {*unreduced} & {*axes_in(target or ())} else unreduced,
         (lhs_block, rhs_block),
         itemsizes,
     )
-    choice = search(problem)
+    try:
+        choice = search(problem)
+    except NoLayoutError:  # none leaves these sums open: they are carried out
+        problem = replace(problem, unreduced=())
+        choice = search(problem)
     return _assembled(problem, choice, target or choice.target)
 
 

@@ -34,6 +34,10 @@ class Problem:
     itemsizes: tuple[float, float, float] = (2, 2, 2)  # lhs, rhs, result
 
 
+class NoLayoutError(Exception):
+    """No layout of the product leads to the result that is wanted."""
+
+
 class Choice(NamedTuple):
     """The layout of the product that costs least: the axes of each of the loops of `dims`."""
 
@@ -74,6 +78,8 @@ def cheapest(problem: Problem) -> Choice:
     )
     sharded = out_graph.held[layouts.out]
     time = np.where(_worthwhile(problem, layouts, moved, time), time, np.inf)
+    if not np.isfinite(time).any():
+        raise NoLayoutError
     best = _preferred(time, flops, collectives, sharded)
     axes_of = [tuple(problem.axes[a] for a in loop) for loop in layouts.loops[best]]
     loops: list[Axes] = [()] * len(dims.loops)
@@ -110,6 +116,8 @@ def _worthwhile(
         return np.ones(len(layouts.loops), bool)
     as_usual = np.array([not any(a in idle for d in loops for a in d) for loops in layouts.loops])
     usual = np.where(as_usual, time, np.inf)
+    if not np.isfinite(usual).any():  # it takes such an axis to leave a sum open
+        return np.ones(len(layouts.loops), bool)
     return as_usual | (moved <= moved[usual.argmin()] * (1 + _ROUNDING))
 
 

@@ -77,7 +77,7 @@ class Layouts:
 
     def collectives(self, costs: np.ndarray) -> np.ndarray:
         """How many collectives are in paths of these costs."""
-        units = costs / self.unit
+        units = np.where(np.isfinite(costs), costs, 0) / self.unit
         return np.rint((units - np.floor(units + _SLICE)) / _COLLECTIVE)
 
     def edges(self, tail: int) -> list[Edge]:

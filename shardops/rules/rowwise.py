@@ -26,6 +26,7 @@ class RowwiseCall:
     results: tuple[int, ...]  # bytes of an element of each row-shaped result
     sums: tuple[int, ...] = (1,)  # float32 numbers a row in each sum that combines statistics
     parameters: int = 0  # how many [h] sums over rows, in float32
+    unreduced: Axes = ()  # axes over which these are to stay unreduced, all of them or none
     main: int = 0  # the operand whose layout the results have where none is wanted
 
 
@@ -40,6 +41,7 @@ class RowwisePlan:
     statistics: tuple[Step, ...]  # the sums that combine statistics, [*rows]
     parameter_out: Spec  # of a sum over rows, [h]: a parameter's gradient
     parameter_steps: tuple[Step, ...]
+    unreduced: Axes  # axes over which that sum is still to come
 
     @property
     def x(self) -> Spec:
@@ -94,7 +96,8 @@ def plan_rowwise(
         move(call.shape, at, end, axis_sizes, size, "result")
         for end, size in zip(ends, call.results, strict=True)
     )
-    summed, parameter_out = axes_in(rows), (hidden,)
+    unreduced = open_sums(call.unreduced, axes_in(rows), parameter_wanted or ())
+    summed, parameter_out = tuple(a for a in axes_in(rows) if a not in unreduced), (hidden,)
     if parameter_wanted is not None:
         parameter_out = _fit(call.shape[-1:], parameter_wanted, sizes)
     parameter_steps: tuple[Step, ...] = ()
@@ -116,7 +119,14 @@ def plan_rowwise(
         _statistics(call, at, sizes),
         parameter_out,
         parameter_steps,
+        unreduced,
     )
+
+
+def open_sums(asked: Axes, summed: Axes, wanted: Spec) -> Axes:
+    """Of the axes over which a sum is asked to stay open: all, where all of them are summed."""
+    possible = {*asked} <= {*summed} and not {*asked} & {*axes_in(wanted)}
+    return asked if possible else ()
 
 
 def _fit(shape: Sequence[int], spec: Spec, sizes: Sizes) -> Spec:
@@ -190,6 +200,7 @@ class RowSumPlan:
     operand: Spec
     out: Spec
     steps: tuple[Step, ...]
+    unreduced: Axes
 
 
 @lru_cache(maxsize=4096)
@@ -200,6 +211,7 @@ def plan_row_sum(
     rows: int,
     axis_sizes: AxisSizes,
     wanted: Spec | None = None,
+    unreduced: Axes = (),
 ) -> RowSumPlan:
     """Plan the sum over `rows` dims of an array after its first `kept` (a bias's gradient)."""
     sizes = dict(axis_sizes)
@@ -208,5 +220,7 @@ def plan_row_sum(
     partial, rest = operand[:kept] + operand[end:], shape[:kept] + shape[end:]
     out = partial if wanted is None else _fit(rest, wanted, sizes)
     summed = tuple(a for a in axes_in(operand[kept:end]) if sizes[a] > 1)
+    unreduced = open_sums(unreduced, summed, out)
+    summed = tuple(a for a in summed if a not in unreduced)
     steps = sum_first(rest, partial, summed, out, axis_sizes, 4, "out")
-    return RowSumPlan(operand, out, steps)
+    return RowSumPlan(operand, out, steps, unreduced)

@@ -1,18 +1,21 @@
-"""The sharding rule of softmax: every dim but the last is free, the last is gathered."""
+"""The sharding rule of softmax: every dim but the last is free, the last is whole meanwhile."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardops.rules.rowwise import plan_rowwise
+from shardops.rules.rowwise import AxisSizes, RowwiseCall, plan_rowwise
 from shardops.rules.spec import Axes, Spec
+from shardops.rules.step import Step
 
 
 @dataclass(frozen=True)
 class SoftmaxPlan:
-    """How a softmax over the last dim of [*batch, q, k] runs on a mesh."""
+    """How a softmax over the last dim of [*batch, q, k], or its gradient, runs on a mesh."""
 
-    x: Spec  # of the logits, the result and their cotangents: k is whole
+    x: Spec  # of the operands of this shape while the op runs: k is whole
     mask: Spec | None
+    out: Spec  # where the result ends
+    steps: tuple[Step, ...]  # and how it gets there
 
     @property
     def queries(self) -> Axes:
@@ -23,26 +26,31 @@ class SoftmaxPlan:
 @lru_cache(maxsize=4096)
 def plan_softmax(
     shape: tuple[int, ...],
-    x_spec: Spec,
-    axis_sizes: tuple[tuple[str, int], ...],
+    offered: tuple[Spec, ...],
+    axis_sizes: AxisSizes,
     mask_shape: tuple[int, ...] | None = None,
     wanted: Spec | None = None,
+    itemsizes: tuple[int, ...] = (4, 4),
 ) -> SoftmaxPlan:
-    """Plan a softmax over the last dim of x.
+    """Plan a softmax over the last dim.
 
-    Batch, head and query dims keep the axes that divide them; k is gathered, for a row's sum takes
-    all of it. A result that is wanted with k sharded is computed whole.
+    While it runs, batch, head and query dims lie in any way; k is whole, for a row's sum takes all
+    of it. Of these layouts the one that moves the fewest bytes, operands and result together.
 
     Args:
-      shape: [*batch, q, k] of x.
-      x_spec: the sharding offered of x.
+      shape: [*batch, q, k].
+      offered: the shardings of the operands of this shape: x, or dy and y.
       axis_sizes: (mesh axis, devices along it) pairs.
       mask_shape: of a mask with the rank of x, each dim of size 1 or that of x. It lies as x does
         along the dims that it has.
-      wanted: the sharding wanted of the result. Idle axes there slice x: no bytes.
+      wanted: the sharding wanted of the result; None: that of the last operand, k whole.
+      itemsizes: bytes of an element of each operand; the result has the last one's.
     """
-    x = plan_rowwise(shape, x_spec, axis_sizes, stats="gather", wanted=wanted).x
-    if mask_shape is None:
-        return SoftmaxPlan(x, None)
-    whole = [() if m == 1 else axes for axes, m in zip(x, mask_shape, strict=True)]
-    return SoftmaxPlan(x, tuple(whole))
+    main = len(offered) - 1
+    call = RowwiseCall(shape, itemsizes[: main + 1], (itemsizes[main],), main=main)
+    plan = plan_rowwise(call, offered, axis_sizes, "gather", (wanted,))
+    mask = None
+    if mask_shape is not None:
+        pairs = zip(plan.x, mask_shape, strict=True)
+        mask = tuple(() if m == 1 else axes for axes, m in pairs)
+    return SoftmaxPlan(plan.x, mask, plan.results[0], plan.departures[0])

@@ -20,6 +20,8 @@ def to_spec(partition: Iterable[Any] | None, ndim: int) -> Spec:
     An axis named a second time is dropped: it can shard one dim only. `UNCONSTRAINED` counts as
     replicated.
     """
+    if isinstance(partition, PartitionSpec):
+        partition = partition.partitions  # its reduced and unreduced axes lie beside these
     entries = tuple(partition or ())
     if len(entries) > ndim:
         raise ValueError(
@@ -41,9 +43,10 @@ def _axes_of(entry: Any) -> Axes:
     return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def to_partition_spec(spec: Spec) -> PartitionSpec:
-    """The PartitionSpec that says the same."""
-    return PartitionSpec(*(None if not d else d[0] if len(d) == 1 else d for d in spec))
+def to_partition_spec(spec: Spec, unreduced: Axes = ()) -> PartitionSpec:
+    """The PartitionSpec that says the same, sums over `unreduced` axes still to come."""
+    entries = (None if not d else d[0] if len(d) == 1 else d for d in spec)
+    return PartitionSpec(*entries, unreduced=frozenset(unreduced))
 
 
 def axes_in(spec: Iterable[Axes]) -> Axes:

@@ -113,8 +113,8 @@ SUBJECTS = (
         "softmax",
         _softmax,
         _plain_softmax,
-        ((4, 8, 16),),
+        ((4, 8, 4, 6),),
         (_SEQUENCE, _SEQUENCE),
-        (("dp",), ("dp",)),
+        (_SEQUENCE, _SEQUENCE),
     ),
 )
