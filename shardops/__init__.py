@@ -7,11 +7,14 @@ from shardops.explaining import Report, explain
 from shardops.primitives.dot import dot_general
 from shardops.primitives.gemm import gemm
 from shardops.primitives.norm import layer_norm, rms_norm
+from shardops.primitives.scaled import ScaledArray, ScalingMode
 from shardops.version import __version__
 
 __all__ = [
     "KernelUnavailableError",
     "Report",
+    "ScaledArray",
+    "ScalingMode",
     "__version__",
     "checkpoint_policies",
     "dot_general",

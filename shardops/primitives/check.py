@@ -36,8 +36,8 @@ def flag(op: str, argument: str, value: Any) -> bool:
 def _array(op: str, name: str, value: Any) -> jax.Array:
     if hasattr(value, "scale_inv"):
         raise NotImplementedError(
-            f"{op}: {name} is a ScaledArray; expected an Array. Products and norms of scaled "
-            "arrays (FP8, MXFP8) are coming: until then pass `scaled.dequantize(dtype)`."
+            f"{op}: {name} is a ScaledArray; expected an array, since gemm alone takes scaled ones. "
+            "Pass `scaled.dequantize(dtype)`."
         )
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TypeError(
@@ -69,6 +69,15 @@ def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
     if name not in FLOATS:
         raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), "Cast the result instead."))
     return name
+
+
+def operands(op: str, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    """Two float arrays in their common dtype; of ScaledArrays each as it is."""
+    if hasattr(lhs, "scale_inv") or hasattr(rhs, "scale_inv"):
+        given = {"lhs": lhs, "rhs": rhs}
+        both = [a if hasattr(a, "scale_inv") else _array(op, n, a) for n, a in given.items()]
+        return both[0], both[1]
+    return promoted(*arrays(op, lhs=lhs, rhs=rhs))
 
 
 def promoted(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,9 @@ from shardops.op import compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_grad import operand_cotangents
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
+from shardops.primitives.gemm_scaled import Scaled, ScaledGemmOp, plain_arrays, scaled_product
 from shardops.primitives.row_sum import row_sum
+from shardops.primitives.scaled import ScaledArray
 from shardops.rules.spec import Spec
 
 Dims = tuple[int, ...]
@@ -22,8 +24,8 @@ OutSharding = PartitionSpec | Literal["cheapest"] | None
 
 
 def gemm(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: jax.Array | ScaledArray,
+    rhs: jax.Array | ScaledArray,
     *,
     contracting_dims: tuple[Sequence[int], Sequence[int]] = ((-1,), (0,)),
     batch_dims: tuple[Sequence[int], Sequence[int]] = ((), ()),
@@ -45,6 +47,8 @@ def gemm(
 
     Args:
       lhs, rhs: float32 | bfloat16 | float16; of two dtypes, the operands are promoted as by jnp.
+        Or ScaledArrays: dequantised in float32, shard by shard (a reference path, without a
+        derivative); what moves are the 8-bit data and their scales.
       contracting_dims: the contracted dims of lhs and of rhs, paired in order; any number, order
         and place. Negative dims count from the end.
       batch_dims: dims of lhs and of rhs that are batch-like (batch, or sequence in data
@@ -67,11 +71,12 @@ def gemm(
       one collective together. An axis on one operand's contracting dim only gathers that operand,
       or slices the other one and sums the result, whichever costs less. An axis on free dims of
       both is gathered from one operand; on contracting dims that are not paired, from one or both.
-      All else is local. bias, `add` and activation come after the sum.
+      All else is local. bias, `add` and activation come after the sum. Scales of blocks follow
+      their operand, which lies in whole blocks on each device, or is gathered.
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
-    lhs, rhs, bias, add = check.arrays("gemm", lhs=lhs, rhs=rhs, bias=bias, add=add)
-    lhs, rhs = check.promoted(lhs, rhs)
+    bias, add = check.arrays("gemm", bias=bias, add=add)
+    lhs, rhs = check.operands("gemm", lhs, rhs)
     contracting, like = check.gemm_dims("gemm", lhs, rhs, contracting_dims, batch_dims)
     check.one_of("gemm", "activation", activation, (None, "gelu", "silu", "relu"))
     op = GemmOp(
@@ -81,7 +86,9 @@ def gemm(
         bias=bias is not None,
         add=add is not None,
         activation=activation,
-        out_dtype=check.float_dtype("gemm", "out_dtype", out_dtype, lhs.dtype),
+        out_dtype=check.float_dtype(
+            "gemm", "out_dtype", out_dtype, jnp.result_type(lhs.dtype, rhs.dtype)
+        ),
         cheapest=out_sharding == "cheapest",
         precise=check.flag("gemm", "precise_accumulation", precise_accumulation),
         kernel=config.runs_as_kernel("gemm"),
@@ -96,24 +103,28 @@ def gemm(
 
 def product(
     op: GemmOp,
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: jax.Array | ScaledArray,
+    rhs: jax.Array | ScaledArray,
     bias: jax.Array | None,
     add: jax.Array | None,
     out_sharding: OutSharding,
 ) -> jax.Array:
     """Run a checked product, its result sharded as `out_sharding` says."""
     out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
-    wanted = check.out_sharding(op.name, out_sharding, out_shape, array_type.mesh_of(lhs, rhs))
+    arrays = plain_arrays(lhs, rhs)
+    wanted = check.out_sharding(op.name, out_sharding, out_shape, array_type.mesh_of(*arrays))
     after = {"bias": bias, "activation": op.activation, "add": add}
-    unreduced = check.unreduced(
-        op.name, out_sharding, [n for n, a in after.items() if a is not None]
-    )
+    later = [name for name, value in after.items() if value is not None]
+    unreduced = check.unreduced(op.name, out_sharding, later)
     op = replace(op, unreduced=unreduced)
-    given = [a for a in (lhs, rhs, bias, add) if a is not None]
-    matched = iter(routing.match_varying(*given))
-    operands = [None if a is None else next(matched) for a in (lhs, rhs, bias, add)]
-    out = _compiled_product(op, wanted, *operands)
+    matched = routing.match_varying(*arrays, *_given(bias, add))
+    scaled = ScaledGemmOp(op, Scaled.of(lhs), Scaled.of(rhs))
+    if scaled.lhs or scaled.rhs:
+        out = _compiled_scaled(scaled, wanted, *matched)
+    else:
+        rest = iter(matched[2:])
+        extra = (None if a is None else next(rest) for a in (bias, add))
+        out = _compiled_product(op, wanted, *matched[:2], *extra)
     if wanted is None:
         return out
     with jax.named_scope(op.scope):
@@ -177,6 +188,7 @@ def product_of(op: GemmOp, wanted: Spec | None, lhs: jax.Array, rhs: jax.Array) 
 
 
 _compiled_product = compiled(_product)
+_compiled_scaled = compiled(scaled_product)
 
 
 def _activation(op: GemmOp) -> Callable[[jax.Array], jax.Array]:

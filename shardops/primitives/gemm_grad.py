@@ -99,10 +99,10 @@ class GemmGradOp:
         """Either product first; the other one has dz wherever the first moves it to."""
         (z, x, w), (dz, lhs, rhs), (of_z, of_x, of_w) = shapes, specs, itemsizes
 
-        def to_lhs(**also: tuple[Spec, ...]) -> GemmPlan:
+        def to_lhs(**also: Any) -> GemmPlan:
             return self.to_lhs.plan((z, w), (dz, rhs), sizes, wanted[0], (of_z, of_w), **also)
 
-        def to_rhs(**also: tuple[Spec, ...]) -> GemmPlan:
+        def to_rhs(**also: Any) -> GemmPlan:
             return self.to_rhs.plan((x, z), (lhs, dz), sizes, wanted[1], (of_x, of_z), **also)
 
         a, b, dz = to_lhs(), to_rhs(), divisible(z, dz, sizes)

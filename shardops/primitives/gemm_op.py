@@ -18,6 +18,7 @@ from shardops.rules.spec import Axes, Spec
 
 Dims = tuple[int, ...]
 DimPair = tuple[Dims, Dims]
+Blocks = tuple[Dims | None, Dims | None]
 Activation = Literal["gelu", "silu", "relu"]
 ACTIVATIONS = {"gelu": jax.nn.gelu, "silu": jax.nn.silu, "relu": jax.nn.relu}
 
@@ -64,13 +65,13 @@ class GemmOp:
         sizes: AxisSizes,
         wanted: Wanted,
         itemsizes: Itemsizes,
+        blocks: Blocks = (None, None),
     ) -> Placement:
         # A sharding that the partitioner has chosen stands: another one would be moved to it.
-        choose: Literal["cheapest"] | None = "cheapest" if self.cheapest else None
-        asked: Spec | Literal["cheapest"] | None = next(
-            (w for w in wanted if w is not None), choose
-        )
-        planned = self.plan(shapes, specs, sizes, asked, itemsizes)
+        asked: Spec | Literal["cheapest"] | None = "cheapest" if self.cheapest else None
+        for want in wanted[::-1]:
+            asked = asked if want is None else want
+        planned = self.plan(shapes, specs, sizes, asked, itemsizes, blocks)
         extra = ((planned.bias,) if self.bias else ()) + ((planned.finished,) if self.add else ())
         saved = (planned.finished,) if self.save else ()
         return Placement(
@@ -88,16 +89,15 @@ class GemmOp:
         sizes: AxisSizes,
         wanted: Spec | Literal["cheapest"] | None,
         itemsizes: Itemsizes,
-        **also: tuple[Spec, ...],
+        blocks: Blocks = (None, None),
+        **also: Any,
     ) -> GemmPlan:
         """The plan for operands with these shapes, where they are offered."""
         partial = 4 if self.precise else jnp.dtype(self.out_dtype).itemsize
         bytes_each = (itemsizes[0], itemsizes[1], partial)
         dims = self.dims(shapes)
         deferred = tuple(a for a, n in sizes if a in self.unreduced and n > 1)
-        return plan(
-            dims, *specs[:2], sizes, wanted, itemsizes=bytes_each, unreduced=deferred, **also
-        )
+        return plan(dims, *specs[:2], sizes, wanted, *blocks, bytes_each, deferred, **also)
 
     def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
         results = 2 if self.save else 1

@@ -65,8 +65,8 @@ def plan_gemm(
       `batch_reduce`).
     Raises: ValueError where a spec has unknown axes, an axis twice, or more entries than its array
       has dims, where contracting dims differ, or `out_spec` is another string.
-    Sharding: an axis is dropped from a dim that it does not cut into equal parts (of whole
-      blocks): the caller gathers there first.
+    Sharding: an axis is dropped from a dim that it does not cut into equal parts: the caller
+      gathers there first. While the product runs, a dim with blocks is cut into whole ones or not.
     """
     dims = checked_dims(lhs_shape, rhs_shape, contracting_dims, batch_dims)
     wanted: Spec | Literal["cheapest"] | None = None
@@ -111,13 +111,14 @@ def plan(
     `lhs_also`, `rhs_also`: shardings in which the operand is to be had as well, at no cost.
     """
     sizes = dict(axis_sizes)
-    lhs = _divisible(dims.lhs_shape, lhs_spec, sizes, lhs_block)
-    rhs = _divisible(dims.rhs_shape, rhs_spec, sizes, rhs_block)
+    # Blocks of a scale must be whole while the product runs, not where the operand comes from.
+    lhs = _divisible(dims.lhs_shape, lhs_spec, sizes)
+    rhs = _divisible(dims.rhs_shape, rhs_spec, sizes)
     target = None
     if wanted is None:
         target = predictable(dims, lhs, rhs)
     elif wanted != "cheapest":
-        target = _divisible(dims.out_shape, wanted, sizes, None)
+        target = _divisible(dims.out_shape, wanted, sizes)
     big = tuple(a for a, n in axis_sizes if n > 1)
     if len(big) > MOST_AXES:  # an idle axis could help here too, but is one too many to search
         named = {*axes_in(lhs), *axes_in(rhs), *axes_in(target or ()), *unreduced}
@@ -215,9 +216,8 @@ def _pairs(dims: GemmDims) -> Iterable[tuple[int, int]]:
     return zip(dims.lhs_k, dims.rhs_k, strict=True)
 
 
-def _divisible(shape: Dims, spec: Spec, sizes: Sizes, block: Dims | None) -> Spec:
-    unit = block or (1,) * len(shape)
-    return tuple(fit(d, n, sizes, u) for d, n, u in zip(spec, shape, unit, strict=True))
+def _divisible(shape: Dims, spec: Spec, sizes: Sizes) -> Spec:
+    return tuple(fit(d, n, sizes) for d, n in zip(spec, shape, strict=True))
 
 
 def _agree_on_batch(dims: GemmDims, lhs: list[Axes], rhs: list[Axes]) -> None:

@@ -37,11 +37,11 @@ def test_plan_matrices_every_sharding(shape):
 
 
 @on_meshes
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_plan_random_products(mesh, seed):
     """Several contracting, free and true batch dims in any place."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    for _ in range(150):
+    for _ in range(80):
         dims = random_product(rng)
         lhs = random_spec(rng, len(dims.lhs_shape), mesh.names)
         rhs = random_spec(rng, len(dims.rhs_shape), mesh.names)
@@ -55,7 +55,7 @@ def test_plan_of_operands_that_lie_in_several_places(mesh, seed):
     """The steps begin at one of them, and cost no more than from the first alone."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     started_elsewhere = 0
-    for _ in range(80):
+    for _ in range(40):
         dims = random_product(rng)
         lhs, rhs = (
             [divisible(s, random_spec(rng, len(s), mesh.names), mesh.sizes.items()) for _ in "abc"]
@@ -86,7 +86,7 @@ def test_plan_leaves_sums_open(mesh, seed):
     """All that were asked for, where contracting dims have room for them; else none."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     opened = 0
-    for _ in range(120):
+    for _ in range(50):
         dims, axes, lhs, rhs, wanted = asked_to_stay_open(mesh, rng)
         made = check_product(mesh, dims, lhs, rhs, wanted, rng=numbers, unreduced=axes)
         assert made.unreduced in ((), axes)
@@ -102,7 +102,7 @@ def test_plan_leaves_sums_open(mesh, seed):
         room = any(dims.lhs_shape[i] % parts == 0 for i in dims.lhs_k)
         if room and not {*axes} & {*axes_in(target)}:
             assert made.unreduced == axes, (dims, axes, lhs, rhs, wanted)
-    assert opened > 10
+    assert opened > 5
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 4), (4, 6, 2)])

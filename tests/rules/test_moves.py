@@ -81,7 +81,7 @@ def check_sum(way, mesh, shape, have, pending, want, left):
         for mesh, shapes in (
             (TWO, [(8,), (8, 8), (8, 4), (6, 4), (2, 4, 8), (0, 8), (3, 5)]),
             (UNEVEN, [(6, 6), (12, 2), (6, 4)]),
-            (THREE, [(8,), (8, 8), (4, 12)]),
+            (THREE, [(8,), (4, 8)]),
         )
         for shape in shapes
     ],
@@ -91,7 +91,7 @@ def test_move_every_pair_of_shardings(mesh, shape):
         check_move(mesh, shape, have, want)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_move_of_many_dims_on_three_axes(seed):
     rng = random.Random(seed)
     for _ in range(60):
@@ -153,7 +153,7 @@ def test_sum_every_pair_of_shardings(way, mesh, shape):
                         continue
                     ends = [w for w in specs_of(mesh, shape) if not {*axes_in(w)} & {*left}]
                     cases += [(have, pending, want, left) for want in ends]
-    for case in rng.sample(cases, min(len(cases), 700)):
+    for case in rng.sample(cases, min(len(cases), 400)):
         check_sum(way, mesh, shape, *case)
 
 

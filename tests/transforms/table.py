@@ -41,7 +41,7 @@ def text() -> str:
     lines = [HEAD, _row(["op", "route", *names]), _row(["---"] * (2 + len(names)))]
     for subject in SUBJECTS:
         for route in ROUTES:
-            found = [limit(route, t) for t in TRANSFORMATIONS]
+            found = [limit(subject, route, t) for t in TRANSFORMATIONS]
             cells = ["yes" if one is None else f"no ({notes[one.reason]})" for one in found]
             lines.append(_row([f"`{subject.name}`", route.name, *cells]))
     lines.append("")

@@ -7,6 +7,7 @@ import pytest
 from tests.transforms import table
 from tests.transforms.limits import LIMITS
 from tests.transforms.routes import ROUTES
+from tests.transforms.subjects import SUBJECTS
 from tests.transforms.transformations import TRANSFORMATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformations.md"
@@ -21,3 +22,4 @@ def test_limits_name_cells_that_exist(one):
     """A misspelt name would let a cell say yes."""
     assert one.transformation in {t.name for t in TRANSFORMATIONS}
     assert set(one.routes) <= {route.name for route in ROUTES}
+    assert set(one.but) <= {subject.name for subject in SUBJECTS}

@@ -1,0 +1,186 @@
+"""The product of quantised operands. A reference path: they are dequantised shard by shard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardops import routing
+from shardops.op import (
+    Arrays,
+    AxisSizes,
+    Inner,
+    Itemsizes,
+    Placement,
+    Shapes,
+    Wanted,
+    with_derivative,
+)
+from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.scaled import ScaledArray, ScalingMode
+from shardops.rules.gemm_dims import GemmPlan
+from shardops.rules.scales import scale_spec
+from shardops.rules.shardy import gemm_factors
+from shardops.rules.spec import Spec
+
+Block = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What is static of a quantised operand."""
+
+    mode: ScalingMode
+    dtype: np.dtype[Any]
+    block: Block
+
+    @classmethod
+    def of(cls, operand: Any) -> "Scaled | None":
+        """None for an operand that is not quantised."""
+        if not isinstance(operand, ScaledArray) or operand.scale_inv is None:
+            return None
+        return cls(operand.mode, operand.dtype, operand.block)
+
+
+@dataclass(frozen=True)
+class ScaledGemmOp:
+    """Operands: lhs, [its scales], rhs, [its scales], then those of `product`; its results."""
+
+    product: GemmOp
+    lhs: Scaled | None
+    rhs: Scaled | None
+
+    @property
+    def scope(self) -> str:
+        return self.product.scope
+
+    @property
+    def kernel(self) -> bool:
+        return self.product.kernel
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        lhs, rhs, *rest = self.product.operands
+        return (
+            lhs,
+            *("lhs scales",) * (self.lhs is not None),
+            rhs,
+            *("rhs scales",) * (self.rhs is not None),
+            *rest,
+        )
+
+    def _sides(self, each: Sequence[Any]) -> tuple[list[Any], list[Any], Sequence[Any]]:
+        """What belongs to lhs (data, scales), to rhs, and to the other operands."""
+        n = 1 + (self.lhs is not None)
+        m = n + 1 + (self.rhs is not None)
+        return list(each[:n]), list(each[n:m]), each[m:]
+
+    def place(
+        self,
+        shapes: Shapes,
+        specs: tuple[Spec, ...],
+        sizes: AxisSizes,
+        wanted: Wanted,
+        itemsizes: Itemsizes,
+    ) -> Placement:
+        lhs, rhs, _ = self._sides(shapes)
+        lhs_spec, rhs_spec, _ = self._sides(specs)
+        bytes_each = self._sides(itemsizes)
+        placed = self.product.place(
+            (lhs[0], rhs[0]),
+            (lhs_spec[0], rhs_spec[0]),
+            sizes,
+            wanted,
+            (bytes_each[0][0], bytes_each[1][0]),
+            blocks=(self.lhs and self.lhs.block, self.rhs and self.rhs.block),
+        )
+        data = placed.operands[:2]
+        every: list[Spec] = []
+        for side, shape, spec in ((self.lhs, lhs[0], data[0]), (self.rhs, rhs[0], data[1])):
+            every.append(spec)
+            if side is not None:
+                every.append(scale_spec(shape, spec, side.block, dict(sizes)))
+        return Placement(
+            (*every, *placed.operands[2:]),
+            placed.results,
+            placed.plan,
+            placed.steps,
+            unreduced=placed.unreduced,
+        )
+
+    def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
+        lhs, rhs, _ = self._sides(shapes)
+        dims = self.product.dims((lhs[0], rhs[0]))
+        product = self.product
+        (x, w, *rest), results = gemm_factors(
+            dims, bias=product.bias, add=product.add, results=1 + product.save
+        )
+        # Scales count blocks: their dims are loops of their own.
+        of_lhs = [[f"x{d}" for d in range(len(s))] for s in lhs[1:]]
+        of_rhs = [[f"w{d}" for d in range(len(s))] for s in rhs[1:]]
+        return [x, *of_lhs, w, *of_rhs, *rest], results
+
+    def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
+        lhs, rhs, rest = self._sides(arrays)
+        both = [_dequantized(self.lhs, lhs), _dequantized(self.rhs, rhs)]
+        return self.product.local(plan, (*both, *rest), inner)
+
+    def vmapped(
+        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
+        """Dequantised first: a new dim of one operand's scales is no loop of the product."""
+        del size
+        parts, flags = self._sides(arrays), self._sides(batched)
+        both, by = [], []
+        for side, given, new in ((self.lhs, parts[0], flags[0]), (self.rhs, parts[1], flags[1])):
+            axes = [0 if b else None for b in new]
+            whole = (
+                jax.vmap(lambda *a, side=side: _dequantized(side, a), axes)(*given)
+                if any(new)
+                else _dequantized(side, given)
+            )
+            both.append(whole)
+            by.append(any(new))
+        return self.product.vmapped(0, (*by, *flags[2]), (*both, *parts[2]), wanted)
+
+
+def _dequantized(side: Scaled | None, arrays: Sequence[jax.Array]) -> jax.Array:
+    """Exact: the product of an 8-bit number and a float32 scale, rounded to float32 once."""
+    if side is None:
+        return arrays[0].astype(jnp.float32)
+    data, scales = arrays
+    scaled = ScaledArray(data, scales, None, side.mode, side.dtype, side.block)
+    return scaled.dequantize(jnp.float32)
+
+
+@with_derivative
+def scaled_product(op: ScaledGemmOp, wanted: Spec | None, *arrays: jax.Array) -> jax.Array:
+    """The routed product. It has no derivative: what quantised an operand has to define one."""
+    return routing.run(op, arrays, (wanted,))[0]
+
+
+def _refuse(op: ScaledGemmOp, wanted: Spec | None, *arrays: jax.Array) -> Any:
+    del wanted, arrays
+    raise NotImplementedError(
+        f"{op.product.name}: lhs or rhs is a ScaledArray; expected arrays where a gradient is "
+        "taken. Define the derivative of quantisation and product together, by jax.custom_vjp."
+    )
+
+
+scaled_product.defvjp(_refuse, _refuse)
+
+
+def plain_arrays(lhs: Any, rhs: Any) -> list[jax.Array]:
+    """The arrays of two operands, each followed by its scales."""
+    out: list[jax.Array] = []
+    for operand in (lhs, rhs):
+        if isinstance(operand, ScaledArray):
+            out.append(operand.data)
+            if operand.scale_inv is not None:
+                out.append(operand.scale_inv)
+        else:
+            out.append(jnp.asarray(operand))
+    return out
