@@ -1,4 +1,4 @@
-"""Sharding-aware GEMM and normalisation for JAX."""
+"""Sharding-aware GEMM, normalisation and softmax for JAX."""
 
 from shardops import checkpoint_policies, rules
 from shardops.config import use_kernels
@@ -8,6 +8,7 @@ from shardops.primitives.dot import dot_general
 from shardops.primitives.gemm import gemm
 from shardops.primitives.norm import layer_norm, rms_norm
 from shardops.primitives.scaled import ScaledArray, ScalingMode
+from shardops.primitives.softmax import softmax
 from shardops.version import __version__
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "layer_norm",
     "rms_norm",
     "rules",
+    "softmax",
     "use_kernels",
 ]

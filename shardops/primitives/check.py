@@ -36,7 +36,7 @@ def flag(op: str, argument: str, value: Any) -> bool:
 def _array(op: str, name: str, value: Any) -> jax.Array:
     if hasattr(value, "scale_inv"):
         raise NotImplementedError(
-            f"{op}: {name} is a ScaledArray; expected an array, since gemm alone takes scaled ones. "
+            f"{op}: {name} is a ScaledArray; expected an array, as gemm alone takes scaled ones. "
             "Pass `scaled.dequantize(dtype)`."
         )
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
@@ -235,7 +235,7 @@ def _distinct_names(op: str, value: PartitionSpec) -> None:
 
 
 def gemm_dims(
-    op: str, lhs: jax.Array, rhs: jax.Array, contracting: Any, batch_like: Any
+    op: str, lhs: Any, rhs: Any, contracting: Any, batch_like: Any
 ) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]:
     """Checked contracting and batch-like dims."""
     return (

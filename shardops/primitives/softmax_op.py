@@ -119,7 +119,7 @@ class SoftmaxBackward:
         return Placement((plan.x, plan.x), (plan.out,), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:
-        # Where the keys of dy lie must not decide where those of y do: the forward made these whole.
+        # Where the keys of dy lie must not decide where those of y do: the forward made y whole.
         rows = [f"r{i}" for i in range(len(shapes[1]) - 1)]
         return [[*rows, "d"], [*rows, "k"]], [[*rows, "o"]]
 
