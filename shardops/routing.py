@@ -3,7 +3,7 @@
 | axes of the mesh                | route                                                          |
 |---------------------------------|----------------------------------------------------------------|
 | none, or all manual             | the local op as it is                                          |
-| Explicit                        | plan from the types, reshard operands, shard_map               |
+| Explicit                        | plan from the types, shard_map that moves as planned           |
 | Auto                            | custom_partitioning: plan when the partitioner offers layouts  |
 | Explicit and Auto               | shard_map over the Explicit axes, custom_partitioning inside   |
 

@@ -214,7 +214,7 @@ def _run(op: NormForward | NormBackward, wanted: Wanted, *arrays: jax.Array) -> 
 
 
 def _run_save(op: Any, wanted: Wanted, *arrays: jax.Array) -> Any:
-    return routing.run(op, arrays, wanted), arrays
+    return _run(op, wanted, *arrays), arrays
 
 
 def _run_pull(op: Any, wanted: Wanted, arrays: Any, cotangents: Any) -> Any:

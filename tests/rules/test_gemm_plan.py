@@ -71,7 +71,7 @@ def test_plan_of_operands_that_lie_in_several_places(mesh, seed):
 
 def asked_to_stay_open(mesh, rng):
     """A product, the axes over which its sum is to stay open, and shardings."""
-    dims = random_product(rng, sizes=(2, 4, 6, 12, 24))
+    dims = random_product(rng, sizes=(2, 4, 6, 12), most=4)
     axes = rng.sample([a for a in mesh.names if a != "one"], rng.randint(1, 2))
     lhs = random_spec(rng, len(dims.lhs_shape), mesh.names)
     rhs = random_spec(rng, len(dims.rhs_shape), mesh.names)
@@ -119,7 +119,7 @@ def test_plan_matrices_leave_sums_open_from_every_sharding(shape):
 def test_plan_cuts_contracting_and_free_dims_into_whole_blocks(seed):
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     for _ in range(80):
-        dims = random_product(rng, sizes=(4, 6, 12, 24))
+        dims = random_product(rng, sizes=(4, 6, 12), most=4)
         blocks = [
             tuple(rng.choice((1, 2, 3)) for _ in shape)
             for shape in (dims.lhs_shape, dims.rhs_shape)
@@ -131,7 +131,7 @@ def test_plan_cuts_contracting_and_free_dims_into_whole_blocks(seed):
             (made.lhs, made.lhs_scale, dims.lhs_shape, blocks[0]),
             (made.rhs, made.rhs_scale, dims.rhs_shape, blocks[1]),
         ):
-            assert scale == spec
+            assert scale == (spec if block else None)
             for axes, size, unit in zip(spec, shape, block, strict=True):
                 parts = prod(THREE.sizes[a] for a in axes)
                 assert parts == 1 or size % (parts * unit) == 0, (made, block)
