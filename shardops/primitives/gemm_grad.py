@@ -20,8 +20,8 @@ from shardops.op import (
     with_derivative,
 )
 from shardops.primitives.gemm_op import GemmOp
+from shardops.rules.gemm import seconds
 from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
-from shardops.rules.hardware import DEFAULT
 from shardops.rules.shardy import gemm_factors
 from shardops.rules.spec import Spec, divisible
 from shardops.rules.step import Step
@@ -44,8 +44,7 @@ class GemmGradPlan:
     @property
     def seconds(self) -> float:
         """Time on the links and in the products, as the search counts it."""
-        plans = (self.to_lhs, self.to_rhs)
-        return sum(p.bytes / DEFAULT.bandwidth + p.flops / DEFAULT.peak for p in plans)
+        return seconds(self.to_lhs) + seconds(self.to_rhs)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from shardops.rules.gemm_check import checked_dims, checked_spec
 from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
 from shardops.rules.gemm_narrow import search
 from shardops.rules.gemm_search import Choice, NoLayoutError, Problem, operations
+from shardops.rules.hardware import DEFAULT
 from shardops.rules.moves import MOST_AXES, move, sum_and_move
 from shardops.rules.spec import Axes, Sizes, Spec, axes_in, cut_before, fit, only, shards
 from shardops.rules.step import Step
@@ -140,7 +141,19 @@ def plan(
     except NoLayoutError:  # none leaves these sums open: they are carried out
         problem = replace(problem, unreduced=())
         choice = search(problem)
-    return _assembled(problem, choice, target or choice.target)
+    made = _assembled(problem, choice, target or choice.target)
+    if len(big) > MOST_AXES and problem.target is not None and not (lhs_block or rhs_block):
+        # Narrowed, the search does not see all moves: at least the product where it is wanted.
+        loops = (*problem.target, *((),) * len(dims.lhs_k))
+        there = _assembled(replace(problem, unreduced=()), Choice(loops, problem.target), made.out)
+        if not made.unreduced:
+            made = min(made, there, key=seconds)
+    return made
+
+
+def seconds(plan: GemmPlan) -> float:
+    """Time of a plan on the links and in the products."""
+    return plan.bytes / DEFAULT.bandwidth + plan.flops / DEFAULT.peak
 
 
 def predictable(dims: GemmDims, lhs: Spec, rhs: Spec) -> Spec:

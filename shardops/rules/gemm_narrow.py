@@ -13,6 +13,7 @@ from shardops.rules.gemm_dims import GemmDims
 from shardops.rules.gemm_search import Choice, Problem, cheapest
 from shardops.rules.moves import MOST_AXES
 from shardops.rules.spec import Axes, Spec, axes_in, common_prefix, cut_before, local_shape
+from shardops.rules.tied import apart, as_one, sizes_as_one, tied_pair
 
 
 def search(problem: Problem) -> Choice:
@@ -68,30 +69,21 @@ def _without_settled(problem: Problem) -> Choice | None:
 def _with_tied_as_one(problem: Problem) -> Choice | None:
     """Count two axes that stand next to each other wherever either stands as one axis."""
     specs = [*problem.lhs, *problem.rhs, *([problem.target] if problem.target else [])]
-    for a in problem.axes:
-        for b in problem.axes:
-            if a != b and not {a, b} & {*problem.unreduced} and _tied(a, b, specs):
-                break
-        else:
-            continue
-        both = f"{a}+{b}"
-        names = {both: (a, b)}
-
-        def merged(spec: Spec, a: str = a, b: str = b, both: str = both) -> Spec:
-            return tuple(tuple(both if x == a else x for x in d if x != b) for d in spec)
-
-        found = search(
-            replace(
-                problem,
-                axes=tuple(both if x == a else x for x in problem.axes if x != b),
-                sizes={**problem.sizes, both: problem.sizes[a] * problem.sizes[b]},
-                lhs=frozenset(map(merged, problem.lhs)),
-                rhs=frozenset(map(merged, problem.rhs)),
-                target=None if problem.target is None else merged(problem.target),
-            )
+    pair = tied_pair(problem.axes, specs, (problem.unreduced,))
+    if pair is None or {*pair} & {*problem.unreduced}:
+        return None
+    sizes = sizes_as_one(tuple((a, problem.sizes[a]) for a in problem.axes), pair)
+    found = search(
+        replace(
+            problem,
+            axes=tuple(a for a, _ in sizes),
+            sizes={**problem.sizes, **dict(sizes)},
+            lhs=frozenset(as_one(s, pair) for s in problem.lhs),
+            rhs=frozenset(as_one(s, pair) for s in problem.rhs),
+            target=None if problem.target is None else as_one(problem.target, pair),
         )
-        return Choice(_expanded(found.loops, names), _expanded(found.target, names))
-    return None
+    )
+    return Choice(apart(found.loops, pair), apart(found.target, pair))
 
 
 def _without_least(problem: Problem) -> Choice:
@@ -124,19 +116,6 @@ def _without_least(problem: Problem) -> Choice:
     return Choice(found.loops, found.target if problem.target is None else problem.target)
 
 
-def _tied(a: str, b: str, specs: Sequence[Spec]) -> bool:
-    together = False
-    for spec in specs:
-        for axes in spec:
-            if (a in axes) != (b in axes):
-                return False
-            if a in axes:
-                if axes.index(b) != axes.index(a) + 1:
-                    return False
-                together = True
-    return together
-
-
 def _of_operand(dims: GemmDims, loops: Sequence[Axes], side: int) -> Spec:
     spec: list[Axes] = [()] * len((dims.lhs_shape, dims.rhs_shape)[side])
     for pair, axes in zip(dims.loops, loops, strict=True):
@@ -152,7 +131,3 @@ def _after(spec: Spec, prefix: Sequence[Axes]) -> Spec:
 
 def _joined(first: Sequence[Axes], rest: Sequence[Axes]) -> Spec:
     return tuple(a + b for a, b in zip(first, rest, strict=True))
-
-
-def _expanded(spec: Sequence[Axes], names: dict[str, Axes]) -> Spec:
-    return tuple(tuple(x for a in d for x in names.get(a, (a,))) for d in spec)

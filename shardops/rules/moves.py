@@ -9,6 +9,7 @@ from shardops.rules.layouts import Edge, Layouts, Node, layouts_of
 from shardops.rules.reduction import place_reduction, reduction_steps
 from shardops.rules.spec import Axes, Sizes, Spec, axes_in, common_prefix, only, shards
 from shardops.rules.step import Step
+from shardops.rules.tied import as_one, sizes_as_one, step_apart, tied_pair
 
 MOST_AXES = 3  # that are searched at a time; layouts over more are too many
 MOST_DIMS = 4  # unless more than these have an axis
@@ -43,10 +44,19 @@ def move(
 def _steps(
     shape: tuple[int, ...], have: Spec, want: Spec, axis_sizes: tuple[tuple[str, int], ...]
 ) -> tuple[Step, ...]:
+    ways = []
     where = _searched(shape, have, want, (), axis_sizes)
-    if where is None:
+    if where is not None:
+        ways.append(where.path(have, (), want, (), sums=False))
+    if sum(n > 1 for _, n in axis_sizes) > MOST_AXES:
+        pair = tied_pair(dict(axis_sizes), (have, want))
+        if pair is not None:
+            sizes = sizes_as_one(axis_sizes, pair)
+            merged = _steps(shape, as_one(have, pair), as_one(want, pair), sizes)
+            ways.append(tuple(step_apart(s, pair) for s in merged))
+    if not ways:
         return _directly(shape, have, want, dict(axis_sizes))
-    return where.path(have, (), want, (), sums=False)
+    return min(ways, key=lambda way: (sum(s.bytes for s in way), len(way)))
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ def sum_and_move(
     As cheap as `move`; over more than three axes sums are scattered where `want` has their axes,
     and the rest is moved after.
     """
-    if {*pending} == {*left}:
+    if not pending:
         return move(shape, have, want, axis_sizes, itemsize, array)
     steps = _sums(tuple(shape), have, pending, want, left, axis_sizes)
     return tuple(replace(s, bytes=s.bytes * itemsize, array=array) for s in steps)
@@ -213,10 +223,18 @@ def _sums(
     axis_sizes: tuple[tuple[str, int], ...],
 ) -> tuple[Step, ...]:
     where = _searched(shape, have, want, pending, axis_sizes)
-    if where is None:
-        summed = tuple(a for a in pending if a not in left)
-        return sum_first(shape, have, summed, want, axis_sizes)
-    return where.path(have, pending, want, left, sums=True)
+    if where is not None:
+        return where.path(have, pending, want, left, sums=True)
+    # Sums are carried out over both of a pair or neither.
+    pair = tied_pair(dict(axis_sizes), (have, want), (pending, left))
+    if pair is not None:
+        sums, kept = as_one((pending, left), pair)
+        sizes = sizes_as_one(axis_sizes, pair)
+        merged = _sums(shape, as_one(have, pair), sums, as_one(want, pair), kept, sizes)
+        return tuple(step_apart(s, pair) for s in merged)
+    summed = tuple(a for a in pending if a not in left)
+    free = tuple((a, n) for a, n in axis_sizes if a not in left)
+    return sum_first(shape, have, summed, want, free)
 
 
 def sum_first(

@@ -55,8 +55,23 @@ def test_examples_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
 def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for block, output in shown(page.read_text(), "sh"):
         if block.startswith("python -m shardops "):
-            words = shlex.split(block.replace("\\\n", " "))
-            assert run([sys.executable, *words[1:]], tmp_path) == output
+            assert run([sys.executable, *arguments(block)], tmp_path) == output
+
+
+def test_readme_quotes_what_its_command_prints(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    [(block, _)] = shown(readme, "sh")
+    printed = run([sys.executable, *arguments(block)], tmp_path)
+    _, paragraph, *_ = readme.partition(block)[2].split("\n\n")
+    quotes = re.findall(r"`(.*?)`", paragraph.replace("\n", " "))
+    assert quotes
+    for quote in quotes:
+        assert quote in printed
+
+
+def arguments(block: str) -> list[str]:
+    """Those of a `python …` command line, which may go on after a backslash."""
+    return shlex.split(block.replace("\\\n", " "))[1:]
 
 
 def run(command: list[str], cwd: Path) -> str:

@@ -169,12 +169,14 @@ def _(f: Function, nested: Function) -> Function:
     return lambda *a: jax.lax.while_loop(lambda c: c[0] < 3, body, (0, jnp.float32(0), a))[1]
 
 
-@of("cond")
+@of("cond", traced=False)
 def _(f: Function, nested: Function) -> Function:
+    """An op to a program: with the conds of several in one, XLA of JAX 0.10 ends the process."""
+
     def either(*a: Any) -> Any:
         return jax.lax.cond(jnp.sum(a[0]) < jnp.inf, f, lambda *a: 2 * f(*a), *a)
 
-    return lambda *a: (either(*a), gradients(either)(*a))
+    return jax.jit(lambda *a: (either(*a), gradients(either)(*a)))
 
 
 @of("checkpoint")
