@@ -140,13 +140,28 @@ def _explicit(
             in_specs=tuple(to_partition_spec(s) for s in working.taken),
             out_specs=tuple(map(to_partition_spec, working.results, deferred)),
             axis_names=set(axes),
+            # What a permute leaves on fewer axes is the same along the others, which types of
+            # varying arrays cannot say. Open sums need these types.
+            check_vma=any(deferred),
         )(*plain)
+        results = _varying_like(arrays, results)
     else:
         results = _on_other_axes(op, plain, mesh)
     return tuple(
         array_type.resharded(r, mesh, spec, axes)
         for r, spec, axes in zip(results, typed.results, deferred, strict=True)
     )
+
+
+def _varying_like(arrays: Arrays, results: Arrays) -> tuple[jax.Array, ...]:
+    """Results that vary over the manual axes that operands vary over, outside of the shard_map."""
+    varying = frozenset[str]().union(*(jax.typeof(a).manual_axis_type.varying for a in arrays))
+
+    def vary(r: jax.Array) -> jax.Array:
+        missing = varying - jax.typeof(r).manual_axis_type.varying
+        return jax.lax.pcast(r, tuple(sorted(missing)), to="varying") if missing else r
+
+    return tuple(map(vary, results))
 
 
 def _refuse_unsorted(op: Op, mesh: AbstractMesh, axes: Axes) -> None:

@@ -48,6 +48,7 @@ class Layouts:
 
     def __init__(self, units: Numbers, sizes: Numbers, sums: bool):
         self.units, self.sizes = units, sizes
+        self._counts: dict[Numbers, int] = {}
         # Parts received are held (n-1) or held (n-1)/n: whole multiples of this.
         self.unit = 1 / prod(sizes) ** 2
         self.nodes = _nodes(units, sizes, sums)
@@ -155,7 +156,10 @@ class Layouts:
         return self.units[dim] % self._count(axes) == 0
 
     def _count(self, axes: Numbers) -> int:
-        return prod(self.sizes[a] for a in axes)
+        count = self._counts.get(axes)
+        if count is None:
+            count = self._counts[axes] = prod(self.sizes[a] for a in axes)
+        return count
 
     def _shards(self, dims: tuple[Numbers, ...]) -> int:
         return prod(self._count(d) for d in dims)
