@@ -1,10 +1,13 @@
 """Steps of a plan on the shards of one device, as explicit collectives."""
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
 import jax
+import jax.numpy as jnp
 
-from shardops.rules.spec import Axes, Spec, shards
+from shardops.rules.parts import axis_of, coordinate, factors, size_of
+from shardops.rules.spec import Axes, Spec, axes_in
 from shardops.rules.step import Step
 
 
@@ -16,43 +19,112 @@ def carry_out(x: jax.Array, steps: Iterable[Step]) -> jax.Array:
 
 
 def _carry_out(x: jax.Array, step: Step) -> jax.Array:
-    axes = step.axes
+    axes, groups = _taking_part(step.axes)
     match step.kind:
         case "slice":
-            length = x.shape[step.dim] // jax.lax.axis_size(axes)
-            start = jax.lax.axis_index(axes) * length
-            return jax.lax.dynamic_slice_in_dim(x, start, length, step.dim)
+            length = x.shape[step.dim] // prod(_size(a) for a in step.axes)
+            return jax.lax.dynamic_slice_in_dim(x, _index(step.axes) * length, length, step.dim)
         case "all_gather":
             # Where types say over which axes an array varies, what is gathered no longer does.
             varies = set(axes) <= jax.typeof(x).manual_axis_type.varying
             to = "invarying" if varies else "varying"
-            return jax.lax.all_gather(x, axes, axis=step.dim, tiled=True, to=to)
+            return jax.lax.all_gather(
+                x, axes, axis=step.dim, tiled=True, axis_index_groups=groups, to=to
+            )
         case "all_to_all":
             return jax.lax.all_to_all(
-                x, axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True
+                x,
+                axes,
+                split_axis=step.to_dim,
+                concat_axis=step.dim,
+                tiled=True,
+                axis_index_groups=groups,
             )
         case "ppermute":
             sizes = {a: jax.lax.axis_size(a) for a in axes}
-            return jax.lax.ppermute(x, axes, permutation(step.before, step.after, axes, sizes))
+            pairs = permutation(step.before, step.after, step.axes, sizes)
+            return _settled(jax.lax.ppermute(x, axes, pairs), step)
         case "psum":
-            return jax.lax.psum(x, axes)
+            return jax.lax.psum(x, axes, axis_index_groups=groups)
         case "psum_scatter":
-            return jax.lax.psum_scatter(x, axes, scatter_dimension=step.dim, tiled=True)
+            return jax.lax.psum_scatter(
+                x, axes, scatter_dimension=step.dim, tiled=True, axis_index_groups=groups
+            )
+
+
+def _settled(x: jax.Array, step: Step) -> jax.Array:
+    """What a permute left is the same along axes that shard it no longer; types do not see that.
+
+    Only where they are checked, which they are for open sums: there a sum of one says so.
+    """
+    left = {*axes_in(step.before)} - {*axes_in(step.after)}
+    axes = tuple(sorted(left & jax.typeof(x).manual_axis_type.varying))
+    if not axes:
+        return x
+    first = jax.lax.axis_index(axes) == 0
+    return jax.lax.psum(jnp.where(first, x, jnp.zeros_like(x)), axes)
+
+
+def _size(name: str) -> int:
+    axis = axis_of(name)
+    return size_of(name, {axis: jax.lax.axis_size(axis)})
+
+
+def _index(names: Axes) -> jax.Array:
+    """Where this device is along some axes or parts of axes, major to minor."""
+    index = jnp.int32(0)
+    for name in names:
+        axis = axis_of(name)
+        at = jax.lax.axis_index(axis)
+        index = index * _size(name) + coordinate(name, at, {axis: jax.lax.axis_size(axis)})
+    return index
+
+
+def _taking_part(names: Axes) -> tuple[Axes, list[list[int]] | None]:
+    """The mesh axes of a collective, and its groups of devices counted along them.
+
+    No groups where whole axes take part: then all devices along them do.
+    """
+    axes = tuple(dict.fromkeys(map(axis_of, names)))
+    if axes == names:
+        return axes, None
+    sizes = {a: jax.lax.axis_size(a) for a in axes}
+    return axes, groups_of(names, sizes)
+
+
+def groups_of(names: Axes, sizes: Mapping[str, int]) -> list[list[int]]:
+    """Devices that differ along `names` only, in order, counted along the axes in `sizes`."""
+    others = [
+        part
+        for axis, size in sizes.items()
+        if axis not in names
+        for part in (f"{axis}[{i}]" for i in range(len(factors(size))))
+        if part not in names
+    ]
+    groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+    for device in range(prod(sizes.values())):
+        at = _coordinates(device, sizes)
+        same, order = (
+            tuple(coordinate(n, at[axis_of(n)], sizes) for n in which) for which in (others, names)
+        )
+        groups.setdefault(same, []).append((order, device))
+    return [[device for _, device in sorted(group)] for group in groups.values()]
 
 
 def permutation(
-    before: Spec, after: Spec, axes: Axes, sizes: Mapping[str, int]
+    before: Spec, after: Spec, names: Axes, sizes: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """(source, destination) pairs, devices numbered along `axes`, major to minor.
+    """(source, destination) pairs, devices numbered along the axes of `names`, major to minor.
 
     Each shard is held by as many devices as need it: those that need what they hold keep it, the
     others are paired in order.
     """
+    axes = {a: sizes[a] for a in dict.fromkeys(map(axis_of, names))}
     held: dict[tuple[int, ...], list[int]] = {}
     needed: dict[tuple[int, ...], list[int]] = {}
-    for device in range(shards(axes, sizes)):
-        at = _coordinates(device, axes, sizes)
-        has, needs = _part(before, at, sizes), _part(after, at, sizes)
+    for device in range(prod(axes.values())):
+        at = _coordinates(device, axes)
+        has, needs = _part(before, at, axes), _part(after, at, axes)
         if has == needs:
             held.setdefault(has, []).insert(0, device)
             needed.setdefault(has, []).insert(0, device)
@@ -64,9 +136,9 @@ def permutation(
     ]
 
 
-def _coordinates(device: int, axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:
+def _coordinates(device: int, sizes: Mapping[str, int]) -> dict[str, int]:
     at = {}
-    for axis in reversed(axes):
+    for axis in reversed(tuple(sizes)):
         device, at[axis] = divmod(device, sizes[axis])
     return at
 
@@ -76,8 +148,9 @@ def _part(spec: Spec, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[
     part = []
     for dim in spec:
         index = 0
-        for axis in dim:
+        for name in dim:
+            axis = axis_of(name)
             if axis in at:
-                index = index * sizes[axis] + at[axis]
+                index = index * size_of(name, sizes) + coordinate(name, at[axis], sizes)
         part.append(index)
     return tuple(part)

@@ -28,11 +28,12 @@ def placed(
         divisible(shape, spec, axis_sizes) for spec, shape in zip(offered, shapes, strict=True)
     )
     placement = op.place(shapes, offered, axis_sizes, wanted, itemsizes)
+    whole = any(placement.unreduced)  # open sums need types that know no parts of axes
     every = zip(op.operands, shapes, taken, placement.operands, itemsizes, strict=True)
     moves = tuple(
         step
         for name, shape, have, need, size in every
-        for step in move(shape, have, need, axis_sizes, size, name)
+        for step in move(shape, have, need, axis_sizes, size, name, whole)
     )
     return replace(placement, moves=moves, taken=taken)
 

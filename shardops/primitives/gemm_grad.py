@@ -98,11 +98,15 @@ class GemmGradOp:
         """Either product first; the other one has dz wherever the first moves it to."""
         (z, x, w), (dz, lhs, rhs), (of_z, of_x, of_w) = shapes, specs, itemsizes
 
+        whole = bool(self.to_lhs.unreduced or self.to_rhs.unreduced)
+
         def to_lhs(**also: Any) -> GemmPlan:
-            return self.to_lhs.plan((z, w), (dz, rhs), sizes, wanted[0], (of_z, of_w), **also)
+            bytes_each, also = (of_z, of_w), {"whole": whole, **also}
+            return self.to_lhs.plan((z, w), (dz, rhs), sizes, wanted[0], bytes_each, **also)
 
         def to_rhs(**also: Any) -> GemmPlan:
-            return self.to_rhs.plan((x, z), (lhs, dz), sizes, wanted[1], (of_x, of_z), **also)
+            bytes_each, also = (of_x, of_z), {"whole": whole, **also}
+            return self.to_rhs.plan((x, z), (lhs, dz), sizes, wanted[1], bytes_each, **also)
 
         a, b, dz = to_lhs(), to_rhs(), divisible(z, dz, sizes)
         plans = (

@@ -97,6 +97,7 @@ class GemmOp:
         bytes_each = (itemsizes[0], itemsizes[1], partial)
         dims = self.dims(shapes)
         deferred = tuple(a for a, n in sizes if a in self.unreduced and n > 1)
+        also.setdefault("whole", bool(deferred))  # open sums need types that know no parts of axes
         return plan(dims, *specs[:2], sizes, wanted, *blocks, bytes_each, deferred, **also)
 
     def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:

@@ -105,10 +105,12 @@ def plan(
     unreduced: Axes = (),
     lhs_also: tuple[Spec, ...] = (),
     rhs_also: tuple[Spec, ...] = (),
+    whole: bool = False,
 ) -> GemmPlan:
     """`plan_gemm` for a product that may have true batch dims; remembers what it planned.
 
     `unreduced`: axes over which the result is to stay unreduced, all of them or none.
+    `whole`: whether arrays move over whole mesh axes only.
     `lhs_also`, `rhs_also`: shardings in which the operand is to be had as well, at no cost.
     """
     sizes = dict(axis_sizes)
@@ -135,6 +137,7 @@ def plan(
         () if {*unreduced} & {*axes_in(target or ())} else unreduced,
         (lhs_block, rhs_block),
         itemsizes,
+        whole,
     )
     try:
         choice = search(problem)
@@ -185,6 +188,7 @@ def _assembled(problem: Problem, choice: Choice, out: Spec) -> GemmPlan:
         tuple((a, sizes[a]) for a in problem.axes),
         problem.itemsizes[2],
         "out",
+        problem.whole,
     )
     sums = [s for s in result if s.kind in ("psum", "psum_scatter")]
     finished = sums[-1].after if sums else partial
@@ -211,7 +215,9 @@ def _nearest(
     """The cheapest steps from any of some shardings."""
     sizes = tuple((a, problem.sizes[a]) for a in problem.axes)
     itemsize, name = problem.itemsizes[side], ("lhs", "rhs")[side]
-    ways = [move(shape, have, want, sizes, itemsize, name) for have in sorted(sources)]
+    ways = [
+        move(shape, have, want, sizes, itemsize, name, problem.whole) for have in sorted(sources)
+    ]
     return min(ways, key=lambda steps: (sum(s.bytes for s in steps), len(steps)))
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from shardops.rules.gemm_dims import Dims, GemmDims
 from shardops.rules.hardware import DEFAULT
-from shardops.rules.moves import as_numbers, units
+from shardops.rules.moves import MOST_AXES, as_numbers, units
+from shardops.rules.parts import part_sizes, split
 from shardops.rules.product_layouts import LoopNest, ProductLayouts, product_layouts
 from shardops.rules.spec import Axes, Sizes, Spec, axes_in
 
@@ -32,6 +33,7 @@ class Problem:
     unreduced: Axes = ()
     blocks: tuple[Dims | None, Dims | None] = (None, None)
     itemsizes: tuple[float, float, float] = (2, 2, 2)  # lhs, rhs, result
+    whole: bool = False  # whether arrays move over whole axes only
 
 
 class NoLayoutError(Exception):
@@ -53,14 +55,16 @@ def cheapest(problem: Problem) -> Choice:
     depend on sizes. Then the cheaper one, then the one with the more sharded result.
     """
     dims, kept = problem.dims, _kept_loops(problem)
-    layouts = product_layouts(_nest(problem, kept))
-    lhs = layouts.lhs_layouts.costs_from(_numbers(problem, problem.lhs, 0, kept))
-    rhs = layouts.rhs_layouts.costs_from(_numbers(problem, problem.rhs, 1, kept))
+    nest = _nest(problem, kept)
+    layouts = product_layouts(nest)
+    lhs = layouts.lhs_layouts.costs_from(_numbers(problem, nest, 0, kept))
+    rhs = layouts.rhs_layouts.costs_from(_numbers(problem, nest, 1, kept))
     out_graph = layouts.out_layouts
-    target = None
-    if problem.target is not None:
-        target = out_graph.index[_out_node(problem, problem.target, kept)]
-    out = out_graph.costs_to(target)
+    if problem.target is None:
+        targets = frozenset(layouts.ends)
+    else:
+        targets = frozenset([out_graph.index[_out_node(problem, nest, problem.target, kept)]])
+    out = out_graph.costs_to(targets)
 
     elements = [prod(dims.lhs_shape), prod(dims.rhs_shape), prod(dims.out_shape)]
     weights = [n * b for n, b in zip(elements, problem.itemsizes, strict=True)]
@@ -88,10 +92,10 @@ def cheapest(problem: Problem) -> Choice:
     if problem.target is not None:
         return Choice(tuple(loops), problem.target)
     # Any result will do: the cheapest end of the partial result's path.
-    edges = out_graph.path(int(layouts.out[best]), None)
-    end = edges[-1].after if edges else out_graph.nodes[layouts.out[best]]
+    edges = out_graph.path(int(layouts.out[best]), targets)
+    last = out_graph.index[edges[-1].after] if edges else int(layouts.out[best])
     ended: list[Axes] = [()] * len(dims.out_shape)
-    for n, axes in zip(kept, end[:-1], strict=False):
+    for n, axes in zip(kept, layouts.ends[last], strict=False):
         ended[n] = tuple(problem.axes[a] for a in axes)
     return Choice(tuple(loops), tuple(ended))
 
@@ -180,9 +184,15 @@ def _nest(problem: Problem, kept: tuple[int, ...]) -> LoopNest:
         sides.append((tuple(place[n] for n in loops), units(lengths, problem.axes, problem.sizes)))
     shape = dims.out_shape
     out = units([shape[n] for n in kept if n < len(shape)], problem.axes, problem.sizes)
+    sizes = tuple((a, problem.sizes[a]) for a in problem.axes)
+    parts = (None if problem.whole else split(sizes, MOST_AXES)) or {a: (a,) for a, _ in sizes}
+    fine = part_sizes(sizes, parts)
+    names = [p for p, _ in fine]
     return LoopNest(
         tuple(cut[n] for n in kept),
-        tuple(problem.sizes[a] for a in problem.axes),
+        tuple(n for _, n in sizes),
+        tuple(tuple(names.index(p) for p in parts[a]) for a in problem.axes),
+        tuple(n for _, n in fine),
         sides[0][0],
         sides[1][0],
         sides[0][1],
@@ -192,20 +202,25 @@ def _nest(problem: Problem, kept: tuple[int, ...]) -> LoopNest:
     )
 
 
-def _numbers(
-    problem: Problem, specs: frozenset[Spec], side: int, kept: tuple[int, ...]
-) -> frozenset[int]:
-    """Layouts of an operand by their numbers. Its dims there are in the order of the loops."""
-    layouts = product_layouts(_nest(problem, kept))
+def _numbers(problem: Problem, nest: LoopNest, side: int, kept: tuple[int, ...]) -> frozenset[int]:
+    """Where an operand is to be had, by number. Its dims there are in the order of the loops."""
+    layouts = product_layouts(nest)
     graph = layouts.rhs_layouts if side else layouts.lhs_layouts
+    given = problem.rhs if side else problem.lhs
     loops = problem.dims.loops
     dims = [d for n in kept if (d := loops[n][side]) is not None]
     return frozenset(
-        graph.index[*(as_numbers(spec[d], problem.axes) for d in dims), ()] for spec in specs
+        graph.index[*(nest.parted(as_numbers(spec[d], problem.axes)) for d in dims), ()]
+        for spec in given
     )
 
 
-def _out_node(problem: Problem, target: Spec, kept: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _out_node(
+    problem: Problem, nest: LoopNest, target: Spec, kept: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
     dims = [n for n in kept if n < len(target)]
-    pending = tuple(sorted(as_numbers(problem.unreduced, problem.axes)))
-    return (*(as_numbers(target[n], problem.axes) for n in dims), pending)
+    pending = nest.parted(as_numbers(problem.unreduced, problem.axes))
+    return (
+        *(nest.parted(as_numbers(target[n], problem.axes)) for n in dims),
+        tuple(sorted(pending)),
+    )

@@ -69,7 +69,7 @@ class Layouts:
                 weights.append(self.weight(edge))
         self._steps = (np.array(tails), np.array(heads), np.array(weights))
         self._from: dict[frozenset[int], np.ndarray] = {}
-        self._to: dict[int | None, np.ndarray] = {}
+        self._to: dict[frozenset[int], np.ndarray] = {}
 
     def weight(self, edge: Edge) -> float:
         """What the search adds up."""
@@ -96,18 +96,18 @@ class Layouts:
             self._from[sources] = _settle(start, tails, heads, weights)
         return self._from[sources]
 
-    def costs_to(self, target: int | None) -> np.ndarray:
-        """What it costs to get from each layout to `target`; None: to any without pending sums."""
-        if target not in self._to:
+    def costs_to(self, targets: frozenset[int]) -> np.ndarray:
+        """What it costs to get from each layout to the cheapest of `targets`."""
+        if targets not in self._to:
             start = np.full(len(self.nodes), np.inf)
-            start[[not n[-1] for n in self.nodes] if target is None else target] = 0
+            start[list(targets)] = 0
             tails, heads, weights = self._steps
-            self._to[target] = _settle(start, heads, tails, weights)
-        return self._to[target]
+            self._to[targets] = _settle(start, heads, tails, weights)
+        return self._to[targets]
 
-    def path(self, source: int, target: int | None) -> list[Edge]:
-        """The cheapest steps from one layout to another."""
-        costs, steps = self.costs_to(target), []
+    def path(self, source: int, targets: frozenset[int]) -> list[Edge]:
+        """The cheapest steps from a layout to any of some others."""
+        costs, steps = self.costs_to(targets), []
         while costs[source] > 0:
             best = min(
                 self.edges(source), key=lambda e: self.weight(e) + costs[self.index[e.after]]

@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import gcd, prod
 
 from shardops.rules.layouts import Edge, Layouts, Node, layouts_of
+from shardops.rules.parts import part_sizes, parted, split, step_joined
 from shardops.rules.reduction import place_reduction, reduction_steps
 from shardops.rules.spec import Axes, Sizes, Spec, axes_in, common_prefix, only, shards
 from shardops.rules.step import Step
@@ -22,6 +23,7 @@ def move(
     axis_sizes: tuple[tuple[str, int], ...],
     itemsize: float = 1,
     array: str = "",
+    whole: bool = False,
 ) -> tuple[Step, ...]:
     """Steps that take an array from `have` to `want`, both of which divide it.
 
@@ -30,20 +32,30 @@ def move(
       axis_sizes: (mesh axis, devices along it) pairs.
       itemsize: bytes of an element.
       array: its name in the steps.
+      whole: whether steps may name whole axes only, not parts of them.
     Returns: the steps that move the fewest bytes, of equals the fewest collectives. Exact for
       arrays of up to four dims on meshes of up to three axes; beyond that, axes and dims that
       change are searched, and where more than three axes do, dims are gathered, then cut.
     """
     if have == want:
         return ()
-    steps = _steps(tuple(shape), have, want, axis_sizes)
+    steps = _steps(tuple(shape), have, want, axis_sizes, whole)
     return tuple(replace(s, bytes=s.bytes * itemsize, array=array) for s in steps)
 
 
 @lru_cache(maxsize=4096)
 def _steps(
-    shape: tuple[int, ...], have: Spec, want: Spec, axis_sizes: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...],
+    have: Spec,
+    want: Spec,
+    axis_sizes: tuple[tuple[str, int], ...],
+    whole: bool,
 ) -> tuple[Step, ...]:
+    parts = None if whole else split(axis_sizes, MOST_AXES)
+    if parts:
+        fine = part_sizes(axis_sizes, parts)
+        steps = _steps(shape, parted(have, parts), parted(want, parts), fine, True)
+        return tuple(step_joined(s, parts) for s in steps)
     ways = []
     where = _searched(shape, have, want, (), axis_sizes)
     if where is not None:
@@ -52,7 +64,7 @@ def _steps(
         pair = tied_pair(dict(axis_sizes), (have, want))
         if pair is not None:
             sizes = sizes_as_one(axis_sizes, pair)
-            merged = _steps(shape, as_one(have, pair), as_one(want, pair), sizes)
+            merged = _steps(shape, as_one(have, pair), as_one(want, pair), sizes, whole)
             ways.append(tuple(step_apart(s, pair) for s in merged))
     if not ways:
         return _directly(shape, have, want, dict(axis_sizes))
@@ -78,7 +90,7 @@ class Region:
         cut = tuple(gcd(self.local[d], most) for d in self.dims)
         graph = layouts_of(cut, self.sizes, sums)
         start = self._number(graph, have, pending)
-        edges = graph.path(start, self._number(graph, want, left))
+        edges = graph.path(start, frozenset([self._number(graph, want, left)]))
         steps = to_steps(graph, edges, start, self.axes, prod(self.local))
         return tuple(lifted(s, self.dims, self.stay) for s in steps)
 
@@ -201,6 +213,7 @@ def sum_and_move(
     axis_sizes: tuple[tuple[str, int], ...],
     itemsize: float = 1,
     array: str = "",
+    whole: bool = False,
 ) -> tuple[Step, ...]:
     """Steps that sum an array over `pending` axes, but for those in `left`, and take it to `want`.
 
@@ -208,8 +221,8 @@ def sum_and_move(
     and the rest is moved after.
     """
     if not pending:
-        return move(shape, have, want, axis_sizes, itemsize, array)
-    steps = _sums(tuple(shape), have, pending, want, left, axis_sizes)
+        return move(shape, have, want, axis_sizes, itemsize, array, whole)
+    steps = _sums(tuple(shape), have, pending, want, left, axis_sizes, whole)
     return tuple(replace(s, bytes=s.bytes * itemsize, array=array) for s in steps)
 
 
@@ -221,7 +234,14 @@ def _sums(
     want: Spec,
     left: Axes,
     axis_sizes: tuple[tuple[str, int], ...],
+    whole: bool,
 ) -> tuple[Step, ...]:
+    parts = None if whole else split(axis_sizes, MOST_AXES)
+    if parts:
+        sums, kept = parted((pending, left), parts)
+        fine, ends = part_sizes(axis_sizes, parts), (parted(have, parts), parted(want, parts))
+        steps = _sums(shape, ends[0], sums, ends[1], kept, fine, True)
+        return tuple(step_joined(s, parts) for s in steps)
     where = _searched(shape, have, want, pending, axis_sizes)
     if where is not None:
         return where.path(have, pending, want, left, sums=True)
@@ -230,11 +250,12 @@ def _sums(
     if pair is not None:
         sums, kept = as_one((pending, left), pair)
         sizes = sizes_as_one(axis_sizes, pair)
-        merged = _sums(shape, as_one(have, pair), sums, as_one(want, pair), kept, sizes)
+        ends = (as_one(have, pair), as_one(want, pair))
+        merged = _sums(shape, ends[0], sums, ends[1], kept, sizes, whole)
         return tuple(step_apart(s, pair) for s in merged)
     summed = tuple(a for a in pending if a not in left)
     free = tuple((a, n) for a, n in axis_sizes if a not in left)
-    return sum_first(shape, have, summed, want, free)
+    return sum_first(shape, have, summed, want, free, whole=whole)
 
 
 def sum_first(
@@ -245,6 +266,7 @@ def sum_first(
     axis_sizes: tuple[tuple[str, int], ...],
     itemsize: float = 1,
     array: str = "",
+    whole: bool = False,
 ) -> tuple[Step, ...]:
     """Steps that sum over `pending` axes at once, scattered where `want` has them, and move then.
 
@@ -254,4 +276,4 @@ def sum_first(
     reduction, _ = place_reduction(pending, have, shape, sizes, want)
     steps = reduction_steps(shape, have, reduction, sizes, itemsize, array)
     now = steps[-1].after if steps else have
-    return (*steps, *move(shape, now, want, axis_sizes, itemsize, array))
+    return (*steps, *move(shape, now, want, axis_sizes, itemsize, array, whole))

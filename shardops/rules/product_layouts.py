@@ -21,12 +21,18 @@ class LoopNest(NamedTuple):
 
     units: Numbers  # into how many parts each loop may be cut
     sizes: Numbers  # of the mesh axes
+    parts: tuple[Numbers, ...]  # of each axis, in which arrays may move on the way
+    part_sizes: Numbers
     lhs: Numbers  # the loop of each dim of the operand
     rhs: Numbers
     lhs_units: Numbers  # for each dim of the operand, as it may be cut on the way
     rhs_units: Numbers
     out_units: Numbers  # of the result's dims, which are the first loops
     contracting: int  # how many loops at the end
+
+    def parted(self, axes: Numbers) -> Numbers:
+        """Parts of axes."""
+        return tuple(p for a in axes for p in self.parts[a])
 
 
 class ProductLayouts(NamedTuple):
@@ -41,30 +47,41 @@ class ProductLayouts(NamedTuple):
 
     @property
     def lhs_layouts(self) -> Layouts:
-        return layouts_of(self.nest.lhs_units, self.nest.sizes)
+        return layouts_of(self.nest.lhs_units, self.nest.part_sizes)
 
     @property
     def rhs_layouts(self) -> Layouts:
-        return layouts_of(self.nest.rhs_units, self.nest.sizes)
+        return layouts_of(self.nest.rhs_units, self.nest.part_sizes)
+
+    @property
+    def ends(self) -> dict[int, Loops]:
+        """The summed layouts of the result over whole axes, by their numbers."""
+        nest, graph = self.nest, self.out_layouts
+        return {
+            graph.index[*(nest.parted(axes) for axes in node[:-1]), ()]: node[:-1]
+            for node in layouts_of(nest.out_units, nest.sizes).nodes
+        }
 
     @property
     def out_layouts(self) -> Layouts:
-        return layouts_of(self.nest.out_units, self.nest.sizes, True)
+        return layouts_of(self.nest.out_units, self.nest.part_sizes, True)
 
 
 @lru_cache(maxsize=256)
 def product_layouts(nest: LoopNest) -> ProductLayouts:
     """The layouts of a product; remembered: they do not depend on the lengths of its loops."""
     loops = _assignments(nest)
-    left, right = layouts_of(nest.lhs_units, nest.sizes), layouts_of(nest.rhs_units, nest.sizes)
-    out = layouts_of(nest.out_units, nest.sizes, True)
+    left = layouts_of(nest.lhs_units, nest.part_sizes)
+    right = layouts_of(nest.rhs_units, nest.part_sizes)
+    out = layouts_of(nest.out_units, nest.part_sizes, True)
     kept = len(nest.units) - nest.contracting
     lhs_of, rhs_of, out_of, work = [], [], [], []
     for assigned in loops:
-        lhs_of.append(left.index[*(assigned[n] for n in nest.lhs), ()])
-        rhs_of.append(right.index[*(assigned[n] for n in nest.rhs), ()])
-        pending = tuple(sorted(a for loop in assigned[kept:] for a in loop))
-        out_of.append(out.index[*assigned[:kept], pending])
+        fine = [nest.parted(axes) for axes in assigned]
+        lhs_of.append(left.index[*(fine[n] for n in nest.lhs), ()])
+        rhs_of.append(right.index[*(fine[n] for n in nest.rhs), ()])
+        pending = tuple(sorted(p for loop in fine[kept:] for p in loop))
+        out_of.append(out.index[*fine[:kept], pending])
         work.append(1 / prod(nest.sizes[a] for loop in assigned for a in loop))
     return ProductLayouts(nest, loops, *map(np.array, (lhs_of, rhs_of, out_of, work)))
 

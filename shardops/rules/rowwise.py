@@ -92,12 +92,12 @@ def plan_rowwise(
     )
     at = _layout(call, taken, ends, sizes, stats, parameter_wanted)
     rows, hidden = at[:-1], at[-1]
-    departures = tuple(
-        move(call.shape, at, end, axis_sizes, size, "result")
-        for end, size in zip(ends, call.results, strict=True)
-    )
     unreduced = open_sums(call.unreduced, axes_in(rows), parameter_wanted or ())
     summed, parameter_out = tuple(a for a in axes_in(rows) if a not in unreduced), (hidden,)
+    departures = tuple(
+        move(call.shape, at, end, axis_sizes, size, "result", bool(unreduced))
+        for end, size in zip(ends, call.results, strict=True)
+    )
     if parameter_wanted is not None:
         parameter_out = _fit(call.shape[-1:], parameter_wanted, sizes)
     parameter_steps: tuple[Step, ...] = ()
@@ -110,6 +110,7 @@ def plan_rowwise(
             axis_sizes,
             4 * call.parameters,
             "parameter",
+            bool(unreduced),
         )
     return RowwisePlan(
         rows,
@@ -168,7 +169,7 @@ def _layout(
     for spec, size in zip(taken, call.itemsizes, strict=True):
         cost += elements * size * graph.costs_from(frozenset([number(spec)]))
     for end, size in zip(ends, call.results, strict=True):
-        cost += elements * size * graph.costs_to(number(end))
+        cost += elements * size * graph.costs_to(frozenset([number(end)]))
     scattered = {*axes_in(parameter_wanted or ())}
     hidden_taken = as_numbers(taken[call.main][-1], axes)
     for n, node in enumerate(graph.nodes):
@@ -222,5 +223,5 @@ def plan_row_sum(
     summed = tuple(a for a in axes_in(operand[kept:end]) if sizes[a] > 1)
     unreduced = open_sums(unreduced, summed, out)
     summed = tuple(a for a in summed if a not in unreduced)
-    steps = sum_first(rest, partial, summed, out, axis_sizes, 4, "out")
+    steps = sum_first(rest, partial, summed, out, axis_sizes, 4, "out", bool(unreduced))
     return RowSumPlan(operand, out, steps, unreduced)
