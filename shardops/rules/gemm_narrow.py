@@ -20,6 +20,7 @@ def search(problem: Problem) -> Choice:
     """The layout of least cost; over many axes of those that are left after narrowing."""
     if len(problem.axes) <= MOST_AXES:
         return cheapest(problem)
+    problem = replace(problem, whole=True)  # parts of axes would be more still
     for narrow in (_without_settled, _with_tied_as_one):
         choice = narrow(problem)
         if choice is not None:

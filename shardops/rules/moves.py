@@ -64,7 +64,7 @@ def _steps(
         pair = tied_pair(dict(axis_sizes), (have, want))
         if pair is not None:
             sizes = sizes_as_one(axis_sizes, pair)
-            merged = _steps(shape, as_one(have, pair), as_one(want, pair), sizes, whole)
+            merged = _steps(shape, as_one(have, pair), as_one(want, pair), sizes, True)
             ways.append(tuple(step_apart(s, pair) for s in merged))
     if not ways:
         return _directly(shape, have, want, dict(axis_sizes))
@@ -251,7 +251,7 @@ def _sums(
         sums, kept = as_one((pending, left), pair)
         sizes = sizes_as_one(axis_sizes, pair)
         ends = (as_one(have, pair), as_one(want, pair))
-        merged = _sums(shape, ends[0], sums, ends[1], kept, sizes, whole)
+        merged = _sums(shape, ends[0], sums, ends[1], kept, sizes, True)
         return tuple(step_apart(s, pair) for s in merged)
     summed = tuple(a for a in pending if a not in left)
     free = tuple((a, n) for a, n in axis_sizes if a not in left)

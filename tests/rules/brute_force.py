@@ -13,6 +13,9 @@ One move takes it to another layout. Of n devices in a group each one receives, 
 | psum         | pending axes are summed                             | 2 shard · (n-1)/n  |
 | psum_scatter | pending axes are summed, and cut a dim further      | shard · (n-1)/n    |
 
+Arrays may move over parts of axes: an axis of four devices is two of two. Where the shards are
+multiplied they lie over whole axes.
+
 A product of two shards is possible where contracted dims lie alike, batch dims lie alike and no
 axis is on two dims; axes on contracted dims are pending in its result. Dims divide evenly
 throughout.
@@ -99,13 +102,15 @@ def bound(
       wanted: the layout of the result; None: any.
       at_flops: a device may compute no more than this.
     """
-    from_lhs = cheapest(product.lhs, product.mesh, State(lhs))
-    from_rhs = cheapest(product.rhs, product.mesh, State(rhs))
+    fine = in_parts(product.mesh)
+    from_lhs = cheapest(product.lhs, fine, parted(State(lhs), product.mesh))
+    from_rhs = cheapest(product.rhs, fine, parted(State(rhs), product.mesh))
     least = inf
     for local in products(product):
         if local.flops > at_flops:
             continue
-        moved = from_lhs[State(local.lhs)][0] + from_rhs[State(local.rhs)][0]
+        moved = from_lhs[parted(State(local.lhs), product.mesh)][0]
+        moved += from_rhs[parted(State(local.rhs), product.mesh)][0]
         if moved < least:
             least = min(least, moved + finished(product, local.out, wanted))
     return least
@@ -113,10 +118,37 @@ def bound(
 
 def finished(product: Product, out: State, wanted: Spec | None) -> float:
     """Bytes from the result of the local products to the wanted layout, or to the nearest one."""
-    costs = cheapest(product.out, product.mesh, out)
-    if wanted is not None:
-        return costs[State(wanted)][0]
-    return min(cost for state, (cost, _) in costs.items() if not state.pending)
+    costs = cheapest(product.out, in_parts(product.mesh), parted(out, product.mesh))
+    ends = layouts(product.out.shape, product.mesh) if wanted is None else (wanted,)
+    return min(costs[parted(State(end), product.mesh)][0] for end in ends)
+
+
+@cache
+def in_parts(mesh: Mesh) -> Mesh:
+    """The mesh with an axis for each prime factor of an axis, major to minor."""
+    return tuple(
+        (part, size)
+        for axis, n in mesh
+        for part, size in zip(_parts_of(axis, n), _primes(n), strict=True)
+    )
+
+
+@cache
+def parted(state: State, mesh: Mesh) -> State:
+    """The same state on the mesh of parts."""
+    sizes = dict(mesh)
+    spec = tuple(_axes(_parts_of(a, sizes[a]) for a in axes) for axes in state.spec)
+    return State(spec, frozenset(_axes(_parts_of(a, sizes[a]) for a in state.pending)))
+
+
+def _primes(n: int) -> tuple[int, ...]:
+    first = next((d for d in range(2, n + 1) if n % d == 0), None)
+    return () if first is None else (first, *_primes(n // first))
+
+
+def _parts_of(axis: str, n: int) -> Axes:
+    count = len(_primes(n))
+    return (axis,) if count == 1 else tuple(f"{axis}[{i}]" for i in range(count))
 
 
 @cache

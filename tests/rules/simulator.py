@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardops.moving import permutation
+from shardops.rules.parts import axis_of, coordinate, factors, size_of
 from shardops.rules.spec import Axes, Spec, local_shape
 from shardops.rules.step import Step
 
@@ -31,8 +32,12 @@ class Mesh:
         """Which of how many parts of a dim sharded over `axes` lies on `device`."""
         index = 0
         for a in axes:
-            index = index * self.sizes[a] + device[self.names.index(a)]
-        return index, prod(self.sizes[a] for a in axes)
+            index = index * size_of(a, self.sizes) + self._at(device, a)
+        return index, prod(size_of(a, self.sizes) for a in axes)
+
+    def _at(self, device: Device, axis: str) -> int:
+        """Where a device is along an axis or a part of one."""
+        return coordinate(axis, device[self.names.index(axis_of(axis))], self.sizes)
 
     def slice(self, array: np.ndarray, spec: Spec, device: Device) -> np.ndarray:
         """The shard of `array` on `device`."""
@@ -52,9 +57,15 @@ class Mesh:
         """Devices that differ along `axes` only, in the order of these axes, major to minor."""
         if axes not in self._groups:
             found: dict[Device, list[Device]] = {}
-            places = [self.names.index(a) for a in axes]
-            for device in sorted(self.devices, key=lambda d: [d[i] for i in places]):
-                rest = tuple(x for i, x in enumerate(device) if i not in places)
+            others = [
+                part
+                for a, n in self.sizes.items()
+                if a not in axes
+                for part in ([a] if len(factors(n)) < 2 else _parts(a, n))
+                if part not in axes
+            ]
+            for device in sorted(self.devices, key=lambda d: [self._at(d, a) for a in axes]):
+                rest = tuple(self._at(device, a) for a in others)
                 found.setdefault(rest, []).append(device)
             self._groups[axes] = [tuple(group) for group in found.values()]
         return self._groups[axes]
@@ -63,7 +74,10 @@ class Mesh:
         """What each device holds after the steps."""
         for step in steps:
             after: Shards = {}
-            for group in self.groups(step.axes):
+            axes = step.axes
+            if step.kind == "ppermute":  # devices are counted along whole axes
+                axes = tuple(dict.fromkeys(map(axis_of, axes)))
+            for group in self.groups(axes):
                 held = [shards[d] for d in group]
                 after |= dict(zip(group, self._together(held, step), strict=True))
             shards = after
@@ -104,6 +118,7 @@ def check_steps(
     Axes of one device are left out of account.
     """
     big = {a for a, n in sizes.items() if n > 1}
+    sizes = {**sizes, **{p: size_of(p, sizes) for a, n in sizes.items() for p in _parts(a, n)}}
     now = _only(start, big)
     for step in steps:
         assert _only(step.before, big) == now, (step, now)
@@ -128,6 +143,10 @@ def ring_elements(step: Step, shape: Sequence[int], sizes: Mapping[str, int]) ->
             return 2 * before * (n - 1) / n
         case _:
             return before * (n - 1) / n
+
+
+def _parts(axis: str, n: int) -> list[str]:
+    return [f"{axis}[{i}]" for i in range(len(factors(n)))]
 
 
 def all_specs(ndim: int, axes: Sequence[str]) -> list[Spec]:
@@ -159,4 +178,4 @@ def uses_axes_once(spec: Spec) -> bool:
 
 
 def _only(spec: Spec, axes: set[str]) -> Spec:
-    return tuple(tuple(a for a in d if a in axes) for d in spec)
+    return tuple(tuple(a for a in d if axis_of(a) in axes) for d in spec)

@@ -6,12 +6,23 @@ SHARDOPS_EXHAUSTIVE=1 tries every case of the larger meshes and of 3-dim operand
 import itertools
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
 from shardops.rules import gemm_search, plan_gemm
 from shardops.rules.gemm import plan as gemm_plan
-from tests.rules.brute_force import Array, Product, State, bound, layouts, moves, products
+from tests.rules.brute_force import (
+    Array,
+    Product,
+    State,
+    bound,
+    in_parts,
+    layouts,
+    moves,
+    parted,
+    products,
+)
 
 EXHAUSTIVE = os.environ.get("SHARDOPS_EXHAUSTIVE") == "1"
 TWO = (("dp", 2), ("tp", 4))
@@ -121,15 +132,18 @@ def test_steps_of_a_plan_are_moves_that_join_and_cost_what_they_say(name):
     flops = {(local.lhs, local.rhs): local.flops for local in products(product)}
     for lhs, rhs, wanted in itertools.islice(cases(name), 0, None, 7):
         plan = planned(product, lhs, rhs, wanted)
-        at = {"lhs": State(lhs), "rhs": State(rhs)}
+        mesh = product.mesh
+        at = {"lhs": parted(State(lhs), mesh), "rhs": parted(State(rhs), mesh)}
+        ready = (parted(State(plan.lhs), mesh), parted(State(plan.rhs), mesh))
         arrays = {"lhs": product.lhs, "rhs": product.rhs, "out": product.out}
         for step in plan.steps:
             if step.array == "out" and "out" not in at:
-                assert (at["lhs"].spec, at["rhs"].spec) == (plan.lhs, plan.rhs)
+                assert (at["lhs"], at["rhs"]) == ready
                 at["out"] = _multiplied(product, plan)
-            at[step.array] = _stepped(arrays[step.array], product.mesh, at[step.array], step)
-        assert (at["lhs"].spec, at["rhs"].spec) == (plan.lhs, plan.rhs)
-        assert at.get("out", _multiplied(product, plan)) == State(plan.out)
+            state, fine = at[step.array], in_parts(mesh)
+            at[step.array] = _stepped(arrays[step.array], fine, state, _fine(step, mesh))
+        assert (at["lhs"], at["rhs"]) == ready
+        assert at.get("out", _multiplied(product, plan)) == parted(State(plan.out), mesh)
         assert wanted in (ANY, None, plan.out)
         assert plan.bytes == pytest.approx(sum(step.bytes for step in plan.steps))
         assert plan.flops == flops[plan.lhs, plan.rhs]
@@ -138,7 +152,22 @@ def test_steps_of_a_plan_are_moves_that_join_and_cost_what_they_say(name):
 def _multiplied(product, plan):
     """The result of the local products; products() knows that there is one."""
     [out] = [p.out for p in products(product) if (p.lhs, p.rhs) == (plan.lhs, plan.rhs)]
-    return out
+    return parted(out, product.mesh)
+
+
+def _fine(step, mesh):
+    """The step in parts of axes, whichever it names."""
+    axes = {a for spec in (step.before, step.after, (step.axes,)) for d in spec for a in d}
+    whole = {a for a, _ in mesh}
+    assert {a for a in axes if a not in whole} <= {a for a, _ in in_parts(mesh)}
+
+    def fine(spec):
+        known = tuple(tuple(a for a in d if a in whole) for d in spec)
+        parts = {a: parted(State(((a,),)), mesh).spec[0] for d in known for a in d}
+        return tuple(tuple(p for a in d for p in parts.get(a, (a,))) for d in spec)
+
+    (moved,) = fine((step.axes,))
+    return replace(step, axes=moved, before=fine(step.before), after=fine(step.after))
 
 
 def _stepped(array, mesh, state, step):
