@@ -1,7 +1,10 @@
 """How long a plan takes on a named link: bytes over bandwidth, and a latency a hop of a ring."""
 
+from math import prod
+
 from shardops.rules.hardware import LINKS, Link
-from shardops.rules.spec import Sizes, shards
+from shardops.rules.parts import size_of
+from shardops.rules.spec import Sizes
 from shardops.rules.step import Step
 
 
@@ -17,7 +20,7 @@ def link_named(name: str) -> Link:
 
 def hops(step: Step, sizes: Sizes) -> int:
     """How many times in turn a ring passes pieces on."""
-    n = shards(step.axes, sizes)
+    n = prod(size_of(a, sizes) for a in step.axes)
     if step.kind == "ppermute":
         return 1
     return {"slice": 0, "psum": 2}.get(step.kind, 1) * (n - 1)

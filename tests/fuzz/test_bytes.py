@@ -1,12 +1,15 @@
-"""What drawn products move: exactly what their plan says, and no more than plain JAX moves.
+"""What drawn products move: exactly what their plan says, and no more than plain JAX moves, but for
+the slack of plans that save collectives.
 
 Forward, with a wanted result sharding, in float32: on a CPU XLA widens the collectives of others.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, given
 from hypothesis import settings as hypothesis_settings
@@ -14,13 +17,12 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 from shardops.recording import recording
+from shardops.rules.gemm_search import SLACK
 from tests import received
 from tests.fuzz.amount import BYTE_CASES
 from tests.fuzz.products import Product, products
 from tests.fuzz.running import simplest
 from tests.fuzz.settings import Setting, put, settings, to_p
-
-OPERANDS_MOVE_BY_PLAN = False  # else the partitioner moves them, and plans do not count it
 
 
 def wrong(setting: Setting, case: Product) -> str:
@@ -38,11 +40,11 @@ def wrong(setting: Setting, case: Product) -> str:
             compiled = jax.jit(f, **told).lower(*arrays).compile()
     # Auto axes are offered layouts more than once.
     moved, planned = received.received(compiled), records[-1].placement.plan.bytes
-    plain = _plain(setting, case, out.spec)
+    plain = _plain(setting, case, out.spec, moved / (1 + SLACK))
     said = []
     if moved != pytest.approx(planned):
         said.append(f"moves {moved:g} bytes; its plan says {planned:g}")
-    if moved > plain * (1 + 1e-9):
+    if moved > plain * (1 + SLACK) + 1e-6:
         said.append(f"moves {moved:g} bytes, plain JAX {plain:g}")
     return "; ".join(said)
 
@@ -51,8 +53,12 @@ def _operands(case: Product) -> list[tuple[str, tuple[int, ...]]]:
     return [("lhs", case.lhs), ("rhs", case.rhs)]
 
 
-def _plain(setting: Setting, case: Product, out: jax.P) -> float:
-    """Bytes of lax.dot_general on Auto axes, an all-reduce that is sliced as a reduce-scatter."""
+def _plain(setting: Setting, case: Product, out: jax.P, least: float) -> float:
+    """Bytes of lax.dot_general on Auto axes, an all-reduce that is sliced as a reduce-scatter.
+
+    Infinite where these are fewer than `least` and its value is wrong: XLA leaves sums out where an
+    axis is on different contracting dims of the operands and another one on the same.
+    """
     auto = dataclasses.replace(setting, explicit=(), route="auto")
     mesh = auto.mesh()
 
@@ -62,10 +68,17 @@ def _plain(setting: Setting, case: Product, out: jax.P) -> float:
     with jax.set_mesh(mesh):
         arrays = [put(auto, mesh, jax.numpy.ones(s), case.spec(n)) for n, s in _operands(case)]
         jitted = jax.jit(f, out_shardings=NamedSharding(mesh, out))
-        return received.received_at_best(jitted.lower(*arrays).compile())
+        moved = received.received_at_best(jitted.lower(*arrays).compile())
+        if moved >= least:
+            return moved
+        rng = np.random.default_rng(0)
+        whole = [rng.integers(-9, 9, s).astype(np.float32) for _, s in _operands(case)]
+        names = [n for n, _ in _operands(case)]
+        placed = [put(auto, mesh, a, case.spec(n)) for a, n in zip(whole, names, strict=True)]
+        right = np.array_equal(np.asarray(jitted(*placed)), np.asarray(f(*whole)))
+        return moved if right else math.inf
 
 
-@pytest.mark.skipif(not OPERANDS_MOVE_BY_PLAN, reason="operands are moved by the partitioner")
 @pytest.mark.parametrize("route", ["explicit", "auto"])
 @hypothesis_settings(
     max_examples=BYTE_CASES,
