@@ -184,6 +184,10 @@ def out_sharding(
             f"{op}: out_sharding is {value}; expected no unreduced axes on a mesh with axes that "
             f"are not Explicit, {mesh}. JAX has unreduced arrays on meshes of Explicit axes alone."
         )
+    for axis in sorted(value.unreduced):
+        if axis not in mesh.axis_names:
+            have = f"unreduced axes of the mesh, {mesh.axis_names}"
+            raise ValueError(wrong(op, "out_sharding", str(value), have, f"Rename {axis!r}."))
     if len(value) > len(out_shape):
         want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
         raise ValueError(wrong(op, "out_sharding", str(value), want, "Drop the entries beyond."))

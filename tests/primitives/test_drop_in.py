@@ -69,8 +69,8 @@ def test_dot_general_of_integers_takes_an_out_sharding(auto_mesh):
         (lambda: so.gemm(X, W, out_sharding=P(3)), ValueError, "axis names, each once"),
         (
             lambda: so.gemm(X, W, out_sharding=P(None, unreduced={"a"})),
-            NotImplementedError,
-            "Deferred reduction is coming",
+            ValueError,
+            "expected unreduced axes of the mesh, (). Rename 'a'.",
         ),
         (
             lambda: so.dot_general(X, W, MATMUL, precision="bogus"),
