@@ -32,6 +32,13 @@ def type_spec(array: jax.Array) -> Spec:
             f"shardops: an operand of shape {array.shape} has type {partition}; expected no "
             "unreduced axes. Sum it first: jax.sharding.reshard to a spec without them."
         )
+    mesh = jax.typeof(array).sharding.mesh
+    if partition.reduced and {*mesh.axis_names} - {*mesh.explicit_axes}:
+        raise NotImplementedError(
+            f"shardops: an operand of shape {array.shape} has type {partition} on {mesh}; "
+            "expected no reduced axes where not all axes are Explicit. JAX has unreduced arrays on "
+            "meshes of Explicit axes alone: make the others Explicit, or reshard the operand."
+        )
     return to_spec(partition, array.ndim)
 
 

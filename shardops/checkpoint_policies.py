@@ -31,18 +31,18 @@ def gather(w: jax.Array, spec: PartitionSpec) -> jax.Array:
     """Gather an array once, for the forward and the backward pass.
 
     Args:
-      w: any shape, on a mesh of Explicit axes.
+      w: any shape, on a mesh of Explicit axes alone.
       spec: the sharding of the result: of each dim of w the leading axes, or none.
     Returns: w, sharded as `spec`; the value is named for `save_gathered`. Its type is `reduced`
       over the axes that it was gathered over.
-    Raises: ValueError where `spec` does not fit, or the mesh has no Explicit axes.
+    Raises: ValueError where `spec` does not fit, or the mesh has other axes.
     Sharding: one all-gather. The cotangent goes back by one reduce-scatter.
     """
     (w,) = check.arrays("gather", w=w)
     mesh = array_type.mesh_of(w)
     wanted = check.out_sharding("gather", spec, w.shape, mesh)
-    if wanted is None or not mesh.explicit_axes:
-        want = "a PartitionSpec, on a mesh of Explicit axes"
+    if wanted is None or mesh.empty or {*mesh.axis_names} - {*mesh.explicit_axes}:
+        want = "a PartitionSpec, on a mesh of Explicit axes alone"
         fix = "On Auto axes the partitioner decides where a saved value lies."
         raise ValueError(wrong("gather", "spec", f"{spec!r} on {mesh}", want, fix))
     return checkpoint_name(_gathered(mesh, array_type.type_spec(w), wanted, w), _GATHERED)

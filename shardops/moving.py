@@ -1,6 +1,6 @@
 """Steps of a plan on the shards of one device, as explicit collectives."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 import jax
@@ -45,11 +45,31 @@ def _carry_out(x: jax.Array, step: Step) -> jax.Array:
             pairs = permutation(step.before, step.after, step.axes, sizes)
             return _settled(jax.lax.ppermute(x, axes, pairs), step)
         case "psum":
-            return jax.lax.psum(x, axes, axis_index_groups=groups)
+            return _summed(x, lambda x: jax.lax.psum(x, axes, axis_index_groups=groups))
         case "psum_scatter":
-            return jax.lax.psum_scatter(
-                x, axes, scatter_dimension=step.dim, tiled=True, axis_index_groups=groups
-            )
+
+            def scattered(x: jax.Array) -> jax.Array:
+                return jax.lax.psum_scatter(
+                    x, axes, scatter_dimension=step.dim, tiled=True, axis_index_groups=groups
+                )
+
+            return _summed(x, scattered)
+
+
+def _summed(x: jax.Array, over_the_mesh: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """A sum over the mesh; of 16-bit numbers in float32 where XLA on a CPU would end the process.
+
+    It does in regions that are mapped in part, in plain JAX too. What it moves there is float32 in
+    any case.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if x.dtype.itemsize != 2 or not (mesh.manual_axes and mesh.auto_axes):
+        return over_the_mesh(x)
+    return jax.lax.platform_dependent(
+        x,
+        cpu=lambda x: over_the_mesh(x.astype(jnp.float32)).astype(x.dtype),
+        default=over_the_mesh,
+    )
 
 
 def _settled(x: jax.Array, step: Step) -> jax.Array:

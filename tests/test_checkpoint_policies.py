@@ -16,7 +16,7 @@ GATHER, SCATTER = (1, 4 * K * N), (1, 4 * K * N // 2)
 
 
 def program(gathered, policy):
-    """Gradients of a product with a weight over dp, under jax.checkpoint where a policy is given."""
+    """Gradients of a product with a weight over dp; under jax.checkpoint with a policy."""
 
     def layer(w, x):
         if gathered:
@@ -57,8 +57,8 @@ def test_gradient_with_a_gathered_weight_is_right(rng, gathered, policy):
 
 
 def test_policy_saves_the_gathered_weight_and_without_it_two_layers_gather_twice():
-    """A sine between two layers, so that the forward pass is needed: gathers of both layers' weights
-    in the forward pass, and in the backward pass again unless they are saved."""
+    """A sine between layers, so that the forward pass is needed, gathers and all; the backward pass
+    gathers again unless the weights are saved."""
 
     def gathers(gathered, policy):
         def layer(w, x):
@@ -85,6 +85,8 @@ def test_policy_saves_the_gathered_weight_and_without_it_two_layers_gather_twice
 
 def test_gather_refuses_what_it_cannot_do():
     with pytest.raises(ValueError, match="a mesh of Explicit axes"):
+        so.checkpoint_policies.gather(jnp.ones((4, 4)), P())
+    with meshes.entered("explicit-auto"), pytest.raises(ValueError, match="Explicit axes alone"):
         so.checkpoint_policies.gather(jnp.ones((4, 4)), P())
     with meshes.entered("explicit"), pytest.raises(ValueError, match="rows"):
         so.checkpoint_policies.gather(jnp.ones((4, 4)), P("rows"))

@@ -14,6 +14,7 @@ from shardops.explaining.reasons import reason
 from shardops.explaining.steps import all_steps
 from shardops.explaining.suggest import Suggestion, suggestion
 from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.gemm_scaled import ScaledGemmOp
 from shardops.recording import Record
 from shardops.rules.hardware import DEFAULT, Link
 from shardops.rules.spec import Spec
@@ -72,7 +73,7 @@ class Entry:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All steps, in order: those of the operands, then the op's own."""
+        """All steps in order, those of the operands before the op's own."""
         return all_steps(self.record)
 
     @property
@@ -126,8 +127,10 @@ class Entry:
 
     def _result_dtype(self, array: Array) -> str:
         """Results of other ops than products: that of the operand, sums in float32."""
-        if isinstance(self.record.op, GemmOp):
-            return self.record.op.out_dtype
+        op = self.record.op
+        product = op.product if isinstance(op, ScaledGemmOp) else op
+        if isinstance(product, GemmOp):
+            return product.out_dtype
         like = self.names.operands[0].dims == array.dims
         return self.record.dtypes[0] if like else "float32"
 

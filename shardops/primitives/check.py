@@ -43,7 +43,7 @@ def _array(op: str, name: str, value: Any) -> jax.Array:
         raise TypeError(
             wrong(op, name, f"a {type(value).__name__}", "an array", "Convert it with jnp.asarray.")
         )
-    array = jnp.asarray(value)
+    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if array.dtype.name not in FLOATS:
         raise TypeError(
             wrong(op, name, f"of dtype {array.dtype}", " | ".join(FLOATS), f"Cast {name} first.")

@@ -19,7 +19,7 @@ class SoftmaxPlan:
 
     @property
     def queries(self) -> Axes:
-        """Axes that shard q, major to minor: a causal mask needs to know which queries it sees."""
+        """Axes that shard q, major to minor; a causal mask needs to know which queries it sees."""
         return self.x[-2] if len(self.x) > 1 else ()
 
 
