@@ -17,6 +17,17 @@ Itemsizes = tuple[int, ...]  # bytes of an element of each operand
 
 
 @dataclass(frozen=True)
+class Call:
+    """What is known of a call when it is placed on a mesh."""
+
+    shapes: Shapes
+    specs: tuple[Spec, ...]  # where the operands are offered
+    sizes: AxisSizes
+    wanted: Wanted
+    itemsizes: Itemsizes
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where operands and results of one call lie, and the plan that says so."""
 
@@ -47,14 +58,7 @@ class Op(Protocol):
         """Whether it runs as a kernel where the platform has one."""
         ...
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
+    def place(self, call: Call) -> Placement:
         """Plan from what is offered and wanted. Pure."""
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 
 from shardops.moving import carry_out
-from shardops.op import AxisSizes, Itemsizes, Op, Placement, Shapes, Wanted
+from shardops.op import AxisSizes, Call, Itemsizes, Op, Placement, Shapes, Wanted
 from shardops.rules.moves import move
 from shardops.rules.spec import Spec, divisible
 
@@ -27,7 +27,7 @@ def placed(
     taken = tuple(
         divisible(shape, spec, axis_sizes) for spec, shape in zip(offered, shapes, strict=True)
     )
-    placement = op.place(shapes, offered, axis_sizes, wanted, itemsizes)
+    placement = op.place(Call(shapes, offered, axis_sizes, wanted, itemsizes))
     whole = any(placement.unreduced)  # open sums need types that know no parts of axes
     every = zip(op.operands, shapes, taken, placement.operands, itemsizes, strict=True)
     moves = tuple(

@@ -11,9 +11,8 @@ from shardops import array_type, config, routing
 from shardops.moving import carry_out
 from shardops.op import (
     Arrays,
-    AxisSizes,
+    Call,
     Inner,
-    Itemsizes,
     Placement,
     Shapes,
     Wanted,
@@ -65,15 +64,8 @@ class GemmGradOp:
     def operands(self) -> tuple[str, ...]:
         return ("dz", "lhs", "rhs")
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        plan = self._plan(shapes, specs, sizes, wanted or (None, None), itemsizes)
+    def place(self, call: Call) -> Placement:
+        plan = self._plan(call)
         steps = tuple(replace(s, array="dz") for way in plan.of_dz for s in way) + tuple(
             replace(s, array=name)
             for name, p in (("dlhs", plan.to_lhs), ("drhs", plan.to_rhs))
@@ -87,16 +79,10 @@ class GemmGradOp:
             unreduced=(plan.to_lhs.unreduced, plan.to_rhs.unreduced),
         )
 
-    def _plan(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> GemmGradPlan:
+    def _plan(self, call: Call) -> GemmGradPlan:
         """Either product first; the other one has dz wherever the first moves it to."""
-        (z, x, w), (dz, lhs, rhs), (of_z, of_x, of_w) = shapes, specs, itemsizes
+        (z, x, w), (dz, lhs, rhs), (of_z, of_x, of_w) = call.shapes, call.specs, call.itemsizes
+        sizes, wanted = call.sizes, call.wanted or (None, None)
 
         whole = bool(self.to_lhs.unreduced or self.to_rhs.unreduced)
 

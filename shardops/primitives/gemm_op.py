@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from shardops import array_type, routing
 from shardops.moving import carry_out
-from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
+from shardops.op import Arrays, AxisSizes, Call, Inner, Itemsizes, Placement, Shapes, Wanted
 from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
@@ -58,20 +58,12 @@ class GemmOp:
         lhs, rhs = shapes[0], shapes[1]
         return GemmDims(tuple(lhs), tuple(rhs), *self.contracting, *self.batch, *self.batch_like)
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-        blocks: Blocks = (None, None),
-    ) -> Placement:
+    def place(self, call: Call, blocks: Blocks = (None, None)) -> Placement:
         # A sharding that the partitioner has chosen stands: another one would be moved to it.
         asked: Spec | Literal["cheapest"] | None = "cheapest" if self.cheapest else None
-        for want in wanted[::-1]:
+        for want in call.wanted[::-1]:
             asked = asked if want is None else want
-        planned = self.plan(shapes, specs, sizes, asked, itemsizes, blocks)
+        planned = self.plan(call.shapes, call.specs, call.sizes, asked, call.itemsizes, blocks)
         extra = ((planned.bias,) if self.bias else ()) + ((planned.finished,) if self.add else ())
         saved = (planned.finished,) if self.save else ()
         return Placement(

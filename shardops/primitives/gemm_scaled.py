@@ -11,9 +11,8 @@ import numpy as np
 from shardops import routing
 from shardops.op import (
     Arrays,
-    AxisSizes,
+    Call,
     Inner,
-    Itemsizes,
     Placement,
     Shapes,
     Wanted,
@@ -78,31 +77,25 @@ class ScaledGemmOp:
         m = n + 1 + (self.rhs is not None)
         return list(each[:n]), list(each[n:m]), each[m:]
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        lhs, rhs, _ = self._sides(shapes)
-        lhs_spec, rhs_spec, _ = self._sides(specs)
-        bytes_each = self._sides(itemsizes)
-        placed = self.product.place(
+    def place(self, call: Call) -> Placement:
+        lhs, rhs, _ = self._sides(call.shapes)
+        lhs_spec, rhs_spec, _ = self._sides(call.specs)
+        bytes_each = self._sides(call.itemsizes)
+        product = Call(
             (lhs[0], rhs[0]),
             (lhs_spec[0], rhs_spec[0]),
-            sizes,
-            wanted,
+            call.sizes,
+            call.wanted,
             (bytes_each[0][0], bytes_each[1][0]),
-            blocks=(self.lhs and self.lhs.block, self.rhs and self.rhs.block),
         )
+        blocks = (self.lhs and self.lhs.block, self.rhs and self.rhs.block)
+        placed = self.product.place(product, blocks)
         data = placed.operands[:2]
         every: list[Spec] = []
         for side, shape, spec in ((self.lhs, lhs[0], data[0]), (self.rhs, rhs[0], data[1])):
             every.append(spec)
             if side is not None:
-                every.append(scale_spec(shape, spec, side.block, dict(sizes)))
+                every.append(scale_spec(shape, spec, side.block, dict(call.sizes)))
         return Placement(
             (*every, *placed.operands[2:]),
             placed.results,

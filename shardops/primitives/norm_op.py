@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from shardops import array_type, routing
 from shardops.moving import carry_out
-from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
+from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted
 from shardops.primitives.norm_local import (
     Kind,
     backward_reference,
@@ -18,7 +18,7 @@ from shardops.primitives.norm_local import (
     local_forward,
 )
 from shardops.rules.rowwise import RowwiseCall, RowwisePlan, Stats, plan_rowwise
-from shardops.rules.spec import Axes, Spec
+from shardops.rules.spec import Axes
 from shardops.rules.step import Step
 
 Factors = tuple[list[list[str]], list[list[str]]]
@@ -44,23 +44,16 @@ class NormForward:
     def operands(self) -> tuple[str, ...]:
         return ("x", "gamma", *("beta",) * self.beta, *("add",) * self.add)
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        rows = itemsizes[:1] + itemsizes[len(itemsizes) - 1 :] * self.add
-        call = RowwiseCall(
-            shapes[0],
+    def place(self, call: Call) -> Placement:
+        rows = call.itemsizes[:1] + call.itemsizes[len(call.itemsizes) - 1 :] * self.add
+        rowwise = RowwiseCall(
+            call.shapes[0],
             rows,
-            itemsizes[:1] * (1 + self.add),
+            call.itemsizes[:1] * (1 + self.add),
             sums=(1, 1) if self.kind == "layer" else (1,),
         )
-        offered = (specs[0], *specs[len(specs) - 1 :] * self.add)
-        plan = plan_rowwise(call, offered, sizes, self.stats, wanted[: 1 + self.add])
+        offered = (call.specs[0], *call.specs[len(call.specs) - 1 :] * self.add)
+        plan = plan_rowwise(rowwise, offered, call.sizes, self.stats, call.wanted[: 1 + self.add])
         operands = (plan.x, plan.gamma, *(plan.gamma,) * self.beta, *(plan.x,) * self.add)
         statistics = (plan.rows,) * (2 if self.kind == "layer" else 1)
         return Placement(operands, (*plan.results, *statistics), plan, plan.steps)
@@ -147,27 +140,22 @@ class NormBackward:
         statistics = ("mean", "rstd") if self.kind == "layer" else ("rstd",)
         return ("dy", "h", "gamma", *statistics, *("dh",) * self.residual)
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        like_x = (0, 1, *(len(shapes) - 1,) * self.residual)
-        call = RowwiseCall(
-            shapes[1],
-            tuple(itemsizes[n] for n in like_x),
-            (itemsizes[1],),
+    def place(self, call: Call) -> Placement:
+        like_x = (0, 1, *(len(call.shapes) - 1,) * self.residual)
+        rowwise = RowwiseCall(
+            call.shapes[1],
+            tuple(call.itemsizes[n] for n in like_x),
+            (call.itemsizes[1],),
             sums=(2,) if self.kind == "layer" else (1,),
             parameters=1 + self.beta,
-            unreduced=tuple(a for a, n in sizes if a in self.unreduced and n > 1),
+            unreduced=tuple(a for a, n in call.sizes if a in self.unreduced and n > 1),
             main=1,
         )
-        dgamma = wanted[1] if len(wanted) > 1 else None
-        offered = tuple(specs[n] for n in like_x)
-        plan = plan_rowwise(call, offered, sizes, self.stats, wanted[:1] or (None,), dgamma)
+        dgamma = call.wanted[1] if len(call.wanted) > 1 else None
+        offered = tuple(call.specs[n] for n in like_x)
+        plan = plan_rowwise(
+            rowwise, offered, call.sizes, self.stats, call.wanted[:1] or (None,), dgamma
+        )
         return Placement(
             self._operands(plan.x, plan.gamma, plan.rows),
             (*plan.results, *(plan.parameter_out,) * (1 + self.beta)),

@@ -11,9 +11,8 @@ from shardops import array_type, routing
 from shardops.moving import carry_out
 from shardops.op import (
     Arrays,
-    AxisSizes,
+    Call,
     Inner,
-    Itemsizes,
     Placement,
     Shapes,
     Wanted,
@@ -61,17 +60,12 @@ class RowSumOp:
     def operands(self) -> tuple[str, ...]:
         return ("x",)
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        asked = wanted[0] if wanted else None
-        deferred = tuple(a for a, n in sizes if a in self.unreduced and n > 1)
-        plan = plan_row_sum(shapes[0], specs[0], self.kept, self.rows, sizes, asked, deferred)
+    def place(self, call: Call) -> Placement:
+        asked = call.wanted[0] if call.wanted else None
+        deferred = tuple(a for a, n in call.sizes if a in self.unreduced and n > 1)
+        plan = plan_row_sum(
+            call.shapes[0], call.specs[0], self.kept, self.rows, call.sizes, asked, deferred
+        )
         return Placement(
             (plan.operand,), (plan.out,), plan, plan.steps, unreduced=(plan.unreduced,)
         )

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 
 from shardops import array_type, routing
 from shardops.moving import carry_out
-from shardops.op import Arrays, AxisSizes, Inner, Itemsizes, Placement, Shapes, Wanted
+from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted
 from shardops.primitives.softmax_local import (
     backward_reference,
     local_backward,
     local_forward,
 )
 from shardops.rules.softmax import SoftmaxPlan, plan_softmax
-from shardops.rules.spec import Spec
 
 Factors = tuple[list[list[str]], list[list[str]]]
 
@@ -42,17 +41,12 @@ class SoftmaxForward:
     def operands(self) -> tuple[str, ...]:
         return ("x", *("mask",) * self.mask, *("first",) * self.first)
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        asked = wanted[0] if wanted else None
-        mask = shapes[1] if self.mask else None
-        plan = plan_softmax(shapes[0], specs[:1], sizes, mask, asked, itemsizes[:1])
+    def place(self, call: Call) -> Placement:
+        asked = call.wanted[0] if call.wanted else None
+        mask = call.shapes[1] if self.mask else None
+        plan = plan_softmax(
+            call.shapes[0], call.specs[:1], call.sizes, mask, asked, call.itemsizes[:1]
+        )
         masks = () if plan.mask is None else (plan.mask,)
         operands = (plan.x, *masks, *((),) * self.first)
         return Placement(operands, (plan.out,), plan, plan.steps)
@@ -106,16 +100,9 @@ class SoftmaxBackward:
     def operands(self) -> tuple[str, ...]:
         return ("dy", "y")
 
-    def place(
-        self,
-        shapes: Shapes,
-        specs: tuple[Spec, ...],
-        sizes: AxisSizes,
-        wanted: Wanted,
-        itemsizes: Itemsizes,
-    ) -> Placement:
-        asked = wanted[0] if wanted else None
-        plan = plan_softmax(shapes[1], specs, sizes, None, asked, itemsizes)
+    def place(self, call: Call) -> Placement:
+        asked = call.wanted[0] if call.wanted else None
+        plan = plan_softmax(call.shapes[1], call.specs, call.sizes, None, asked, call.itemsizes)
         return Placement((plan.x, plan.x), (plan.out,), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:

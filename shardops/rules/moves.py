@@ -39,36 +39,43 @@ def move(
     """
     if have == want:
         return ()
-    steps = _steps(tuple(shape), have, want, axis_sizes, whole)
+    steps = _way(tuple(shape), have, (), want, (), axis_sizes, whole)
     return tuple(replace(s, bytes=s.bytes * itemsize, array=array) for s in steps)
 
 
 @lru_cache(maxsize=4096)
-def _steps(
+def _way(
     shape: tuple[int, ...],
     have: Spec,
+    pending: Axes,
     want: Spec,
+    left: Axes,
     axis_sizes: tuple[tuple[str, int], ...],
     whole: bool,
 ) -> tuple[Step, ...]:
+    """Steps from `have` with `pending` sums to `want`, where those over `left` are open still."""
     parts = None if whole else split(axis_sizes, MOST_AXES)
     if parts:
-        fine = part_sizes(axis_sizes, parts)
-        steps = _steps(shape, parted(have, parts), parted(want, parts), fine, True)
+        (sums, kept), fine = parted((pending, left), parts), part_sizes(axis_sizes, parts)
+        steps = _way(shape, parted(have, parts), sums, parted(want, parts), kept, fine, True)
         return tuple(step_joined(s, parts) for s in steps)
     ways = []
-    where = _searched(shape, have, want, (), axis_sizes)
+    where = _searched(shape, have, want, pending, axis_sizes)
     if where is not None:
-        ways.append(where.path(have, (), want, (), sums=False))
+        ways.append(where.path(have, pending, want, left))
     if sum(n > 1 for _, n in axis_sizes) > MOST_AXES:
-        pair = tied_pair(dict(axis_sizes), (have, want))
+        pair = tied_pair(dict(axis_sizes), (have, want), (pending, left))
         if pair is not None:
-            sizes = sizes_as_one(axis_sizes, pair)
-            merged = _steps(shape, as_one(have, pair), as_one(want, pair), sizes, True)
-            ways.append(tuple(step_apart(s, pair) for s in merged))
-    if not ways:
+            (sums, kept), sizes = as_one((pending, left), pair), sizes_as_one(axis_sizes, pair)
+            steps = _way(shape, as_one(have, pair), sums, as_one(want, pair), kept, sizes, True)
+            ways.append(tuple(step_apart(s, pair) for s in steps))
+    if ways:
+        return min(ways, key=lambda way: (sum(s.bytes for s in way), len(way)))
+    if not pending:
         return _directly(shape, have, want, dict(axis_sizes))
-    return min(ways, key=lambda way: (sum(s.bytes for s in way), len(way)))
+    summed = tuple(a for a in pending if a not in left)
+    free = tuple((a, n) for a, n in axis_sizes if a not in left)
+    return sum_first(shape, have, summed, want, free, whole=True)
 
 
 @dataclass(frozen=True)
@@ -82,13 +89,11 @@ class Region:
     sizes: tuple[int, ...]  # of these axes
     local: tuple[int, ...]  # the shape, cut by what stays
 
-    def path(
-        self, have: Spec, pending: Axes, want: Spec, left: Axes, *, sums: bool
-    ) -> tuple[Step, ...]:
+    def path(self, have: Spec, pending: Axes, want: Spec, left: Axes) -> tuple[Step, ...]:
         """The cheapest steps; sums over `pending` axes are carried out, but for those in `left`."""
         most = prod(self.sizes)
         cut = tuple(gcd(self.local[d], most) for d in self.dims)
-        graph = layouts_of(cut, self.sizes, sums)
+        graph = layouts_of(cut, self.sizes, bool(pending))
         start = self._number(graph, have, pending)
         edges = graph.path(start, frozenset([self._number(graph, want, left)]))
         steps = to_steps(graph, edges, start, self.axes, prod(self.local))
@@ -220,42 +225,8 @@ def sum_and_move(
     As cheap as `move`; over more than three axes sums are scattered where `want` has their axes,
     and the rest is moved after.
     """
-    if not pending:
-        return move(shape, have, want, axis_sizes, itemsize, array, whole)
-    steps = _sums(tuple(shape), have, pending, want, left, axis_sizes, whole)
+    steps = _way(tuple(shape), have, pending, want, left, axis_sizes, whole)
     return tuple(replace(s, bytes=s.bytes * itemsize, array=array) for s in steps)
-
-
-@lru_cache(maxsize=4096)
-def _sums(
-    shape: tuple[int, ...],
-    have: Spec,
-    pending: Axes,
-    want: Spec,
-    left: Axes,
-    axis_sizes: tuple[tuple[str, int], ...],
-    whole: bool,
-) -> tuple[Step, ...]:
-    parts = None if whole else split(axis_sizes, MOST_AXES)
-    if parts:
-        sums, kept = parted((pending, left), parts)
-        fine, ends = part_sizes(axis_sizes, parts), (parted(have, parts), parted(want, parts))
-        steps = _sums(shape, ends[0], sums, ends[1], kept, fine, True)
-        return tuple(step_joined(s, parts) for s in steps)
-    where = _searched(shape, have, want, pending, axis_sizes)
-    if where is not None:
-        return where.path(have, pending, want, left, sums=True)
-    # Sums are carried out over both of a pair or neither.
-    pair = tied_pair(dict(axis_sizes), (have, want), (pending, left))
-    if pair is not None:
-        sums, kept = as_one((pending, left), pair)
-        sizes = sizes_as_one(axis_sizes, pair)
-        ends = (as_one(have, pair), as_one(want, pair))
-        merged = _sums(shape, ends[0], sums, ends[1], kept, sizes, True)
-        return tuple(step_apart(s, pair) for s in merged)
-    summed = tuple(a for a in pending if a not in left)
-    free = tuple((a, n) for a, n in axis_sizes if a not in left)
-    return sum_first(shape, have, summed, want, free, whole=whole)
 
 
 def sum_first(

@@ -91,8 +91,8 @@ class Other:
     operands: tuple[str, ...] = ("x",)
     kernel: bool = False
 
-    def place(self, shapes, specs, sizes, wanted, itemsizes):
-        spec = (*specs[0][:-1], ())
+    def place(self, call):
+        spec = (*call.specs[0][:-1], ())
         step = Step("psum", ("dp",), spec, spec, 8.0, "out")
         return Placement((spec,), (spec,), None, (step,))
 

@@ -83,7 +83,7 @@ LAYERS = {
     ),
 }
 REMEMBERED = (
-    plan, moves._steps, moves._sums, layouts.layouts_of, product_layouts.product_layouts,
+    plan, moves._way, layouts.layouts_of, product_layouts.product_layouts,
 )  # fmt: skip
 layers = pytest.mark.parametrize("name", LAYERS)
 

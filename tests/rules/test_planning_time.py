@@ -18,7 +18,7 @@ from tests.rules.simulator import random_spec
 MESH = (("data", 4), ("fsdp", 2), ("tensor", 8))
 AXES = tuple(a for a, _ in MESH)
 TABLES = (layouts.layouts_of, product_layouts.product_layouts)
-PLANS = (gemm.plan, moves._steps, moves._sums, rowwise.plan_rowwise)
+PLANS = (gemm.plan, moves._way, rowwise.plan_rowwise)
 
 
 def forget(*remembered):
