@@ -44,6 +44,7 @@ class ProductLayouts(NamedTuple):
     rhs: np.ndarray
     out: np.ndarray  # number of the partial result's layout, its sums pending
     work: np.ndarray  # part of the operations that one device carries out
+    ends: dict[int, Loops]  # the summed layouts of the result over whole axes, by their numbers
 
     @property
     def lhs_layouts(self) -> Layouts:
@@ -52,15 +53,6 @@ class ProductLayouts(NamedTuple):
     @property
     def rhs_layouts(self) -> Layouts:
         return layouts_of(self.nest.rhs_units, self.nest.part_sizes)
-
-    @property
-    def ends(self) -> dict[int, Loops]:
-        """The summed layouts of the result over whole axes, by their numbers."""
-        nest, graph = self.nest, self.out_layouts
-        return {
-            graph.index[*(nest.parted(axes) for axes in node[:-1]), ()]: node[:-1]
-            for node in layouts_of(nest.out_units, nest.sizes).nodes
-        }
 
     @property
     def out_layouts(self) -> Layouts:
@@ -83,7 +75,11 @@ def product_layouts(nest: LoopNest) -> ProductLayouts:
         pending = tuple(sorted(p for loop in fine[kept:] for p in loop))
         out_of.append(out.index[*fine[:kept], pending])
         work.append(1 / prod(nest.sizes[a] for loop in assigned for a in loop))
-    return ProductLayouts(nest, loops, *map(np.array, (lhs_of, rhs_of, out_of, work)))
+    ends = {
+        out.index[*(nest.parted(axes) for axes in node[:-1]), ()]: node[:-1]
+        for node in layouts_of(nest.out_units, nest.sizes).nodes
+    }
+    return ProductLayouts(nest, loops, *map(np.array, (lhs_of, rhs_of, out_of, work)), ends)
 
 
 def _assignments(nest: LoopNest) -> list[Loops]:
