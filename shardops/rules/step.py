@@ -12,6 +12,8 @@ StepKind = Literal["slice", "all_gather", "all_to_all", "ppermute", "psum", "psu
 class Step:
     """A step takes one array from one sharding to another.
 
+    Axes are those of the mesh, or parts of one: `tp[0]` is the major part of `tp`.
+
     | kind         | axes                         | dim                 | to_dim           |
     |--------------|------------------------------|---------------------|------------------|
     | slice        | now cut `dim` further        | the dim that is cut |                  |
