@@ -1,6 +1,7 @@
 """Steps of a plan on the shards of one device, as explicit collectives."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import prod
 
 import jax
@@ -41,8 +42,9 @@ def _carry_out(x: jax.Array, step: Step) -> jax.Array:
                 axis_index_groups=groups,
             )
         case "ppermute":
+            axes = in_mesh_order(axes)
             sizes = {a: jax.lax.axis_size(a) for a in axes}
-            pairs = permutation(step.before, step.after, step.axes, sizes)
+            pairs = permutation(step.before, step.after, axes, sizes)
             return _settled(jax.lax.ppermute(x, axes, pairs), step)
         case "psum":
             return _summed(x, lambda x: jax.lax.psum(x, axes, axis_index_groups=groups))
@@ -62,14 +64,39 @@ def _summed(x: jax.Array, over_the_mesh: Callable[[jax.Array], jax.Array]) -> ja
     It does in regions that are mapped in part, in plain JAX too. What it moves there is float32 in
     any case.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if x.dtype.itemsize != 2 or not (mesh.manual_axes and mesh.auto_axes):
+    if not _ends_the_process(x):
         return over_the_mesh(x)
     return jax.lax.platform_dependent(
         x,
         cpu=lambda x: over_the_mesh(x.astype(jnp.float32)).astype(x.dtype),
         default=over_the_mesh,
     )
+
+
+def _ends_the_process(x: jax.Array) -> bool:
+    """Whether a sum of x over the mesh would, on a CPU."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return x.dtype.itemsize == 2 and bool(mesh.manual_axes and mesh.auto_axes)
+
+
+def vary(x: jax.Array, axes: Axes) -> jax.Array:
+    """x as an array that varies over `axes`; its cotangent is summed over them."""
+    if not _ends_the_process(x):
+        return jax.lax.pcast(x, axes, to="varying")
+    return _vary(axes, x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _vary(axes: Axes, x: jax.Array) -> jax.Array:
+    return jax.lax.pcast(x, axes, to="varying")
+
+
+def _vary_back(axes: Axes, saved: None, dx: jax.Array) -> tuple[jax.Array]:
+    del saved
+    return (_summed(dx, lambda x: jax.lax.psum(x, axes)),)
+
+
+_vary.defvjp(lambda axes, x: (_vary(axes, x), None), _vary_back)
 
 
 def _settled(x: jax.Array, step: Step) -> jax.Array:
@@ -83,6 +110,15 @@ def _settled(x: jax.Array, step: Step) -> jax.Array:
         return x
     first = jax.lax.axis_index(axes) == 0
     return jax.lax.psum(jnp.where(first, x, jnp.zeros_like(x)), axes)
+
+
+def in_mesh_order(axes: Axes) -> Axes:
+    """Axes in the order of the mesh that is mapped: a permute takes no other."""
+    # Private: there is no public way to ask, and inside the partitioner's callback no mesh is set.
+    from jax._src.core import get_axis_env
+
+    order = list(get_axis_env().axis_sizes)
+    return tuple(sorted(axes, key=order.index))
 
 
 def _size(name: str) -> int:
@@ -108,6 +144,7 @@ def _taking_part(names: Axes) -> tuple[Axes, list[list[int]] | None]:
     axes = tuple(dict.fromkeys(map(axis_of, names)))
     if axes == names:
         return axes, None
+    axes = in_mesh_order(axes)
     sizes = {a: jax.lax.axis_size(a) for a in axes}
     return axes, groups_of(names, sizes)
 

@@ -8,6 +8,7 @@ import jax
 from shardops.moving import carry_out
 from shardops.op import AxisSizes, Call, Itemsizes, Op, Placement, Shapes, Wanted
 from shardops.rules.moves import move
+from shardops.rules.parts import check_names
 from shardops.rules.spec import Spec, divisible
 
 
@@ -24,6 +25,7 @@ def placed(
     Operands are taken as they are offered, as far as axes cut their dims into equal parts: a
     shard with padding in it is gathered by whoever calls. Axes of one device count for nothing.
     """
+    check_names(axis_sizes)
     taken = tuple(
         divisible(shape, spec, axis_sizes) for spec, shape in zip(offered, shapes, strict=True)
     )

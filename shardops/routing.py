@@ -19,6 +19,7 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import AbstractMesh
 
 from shardops import array_type
+from shardops.moving import vary
 from shardops.op import Arrays, Op, Placement, Shapes, Wanted, bare
 from shardops.placing import arrive, placed
 from shardops.recording import Record, record, token
@@ -91,7 +92,7 @@ def match_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     varying = [jax.typeof(a).manual_axis_type.varying for a in arrays]
     union = frozenset().union(*varying)
     return tuple(
-        jax.lax.pcast(a, tuple(sorted(union - v)), to="varying") if union - v else a
+        vary(a, tuple(sorted(union - v))) if union - v else a
         for a, v in zip(arrays, varying, strict=True)
     )
 

@@ -168,7 +168,8 @@ class NormBackward:
         rows = [f"r{i}" for i in range(len(shapes[1]) - 1)]
         x = [*rows, "h"]
         dx = [*rows, "o"] if self.stats == "gather" else x
-        return list(self._operands(x, ["g"], rows)), [dx, ["p"], *[["q"]] * self.beta]
+        # Gradients of parameters lie as gamma does, where nothing else is asked for.
+        return list(self._operands(x, ["g"], rows)), [dx, *[["g"]] * (1 + self.beta)]
 
     def _operands(self, x: Any, gamma: Any, rows: Any) -> tuple[Any, ...]:
         statistics = (rows,) * (2 if self.kind == "layer" else 1)

@@ -9,7 +9,12 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from shardops.rules.gemm_check import checked_dims, checked_spec
+from shardops.rules.gemm_check import (
+    checked_blocks,
+    checked_dims,
+    checked_mesh,
+    checked_spec,
+)
 from shardops.rules.gemm_dims import Dims, GemmDims, GemmPlan
 from shardops.rules.gemm_narrow import search
 from shardops.rules.gemm_search import Choice, NoLayoutError, Problem, operations
@@ -70,6 +75,12 @@ def plan_gemm(
       gathers there first. While the product runs, a dim with blocks is cut into whole ones or not.
     """
     dims = checked_dims(lhs_shape, rhs_shape, contracting_dims, batch_dims)
+    checked_mesh(axis_sizes)
+    if len(itemsizes) != 3 or min(itemsizes) <= 0:
+        raise ValueError(
+            f"plan_gemm: itemsizes is {itemsizes}; expected three positive numbers. They are the "
+            "bytes of an element of lhs, rhs and the result."
+        )
     wanted: Spec | Literal["cheapest"] | None = None
     if isinstance(out_spec, str):
         if out_spec != "cheapest":
@@ -86,8 +97,8 @@ def plan_gemm(
         checked_spec("rhs_spec", rhs_spec, dims.rhs_shape, axis_sizes),
         tuple(axis_sizes.items()),
         wanted,
-        None if lhs_block is None else tuple(lhs_block),
-        None if rhs_block is None else tuple(rhs_block),
+        checked_blocks("lhs_block", lhs_block, dims.lhs_shape),
+        checked_blocks("rhs_block", rhs_block, dims.rhs_shape),
         itemsizes,
     )
 

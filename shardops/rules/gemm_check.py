@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from shardops.errors import wrong
 from shardops.rules.gemm_dims import Dims, GemmDims
+from shardops.rules.parts import check_names
 from shardops.rules.spec import Sizes, Spec, to_spec
 
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -15,6 +18,9 @@ def checked_dims(
 ) -> GemmDims:
     """The product of two shapes. Negative dims count from the end."""
     lhs, rhs = tuple(lhs_shape), tuple(rhs_shape)
+    for name, shape in (("lhs_shape", lhs), ("rhs_shape", rhs)):
+        if any(n < 0 for n in shape):
+            raise _refusal(name, shape, "dims of at least 0 elements", "Correct the shape.")
     lhs_k = _dims("contracting_dims[0]", contracting[0], "lhs", lhs)
     rhs_k = _dims("contracting_dims[1]", contracting[1], "rhs", rhs)
     if len(lhs_k) != len(rhs_k):
@@ -42,7 +48,21 @@ def checked_spec(
     argument: str, spec: Iterable[Any] | None, shape: Sequence[int], sizes: Sizes
 ) -> Spec:
     """The spec of an array of `shape`, each axis of the mesh on one dim at most."""
+    if isinstance(spec, str):
+        fix = "Wrap a single axis: PartitionSpec(axis)."
+        raise _refusal(argument, repr(spec), "a PartitionSpec, a tuple of entries, or None", fix)
+    if isinstance(spec, PartitionSpec):
+        if spec.reduced or spec.unreduced:
+            fix = "Plans say by themselves what is summed."
+            raise _refusal(argument, str(spec), "no reduced or unreduced axes", fix)
+        spec = spec.partitions
     entries = tuple(spec or ())
+    for dim, entry in enumerate(entries):
+        names = entry if isinstance(entry, tuple | list) else (entry,)
+        open_dim = entry is None or entry is PartitionSpec.UNCONSTRAINED
+        if not open_dim and not all(isinstance(name, str) for name in names):
+            want = "None, an axis name, or a tuple of these in each entry"
+            raise _refusal(argument, f"{spec}", want, f"Entry {dim} is {entry!r}.")
     if len(entries) > len(shape):
         want = f"at most {len(shape)} entries, one a dim of {tuple(shape)}"
         raise _refusal(argument, f"{spec} with {len(entries)} entries", want, "Drop the others.")
@@ -58,6 +78,25 @@ def checked_spec(
                 raise _refusal(argument, spec, "each axis once", fix)
             seen[axis] = dim
     return plain
+
+
+def checked_mesh(sizes: Sizes) -> None:
+    """Axis names, each with at least one device."""
+    check_names(tuple(sizes.items()))
+    for axis, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            fix = f"Axis {axis!r} has {size!r} devices."
+            raise _refusal("axis_sizes", dict(sizes), "axis name -> devices, at least one", fix)
+
+
+def checked_blocks(argument: str, block: Sequence[int] | None, shape: Dims) -> Dims | None:
+    """As many elements a scale as there are dims, each at least one; None: no blocks."""
+    if block is None:
+        return None
+    if len(block) != len(shape) or any(n < 1 for n in block):
+        want = f"a number >= 1 for each dim of {shape}"
+        raise _refusal(argument, tuple(block), want, "Use 1 for a dim without blocks.")
+    return tuple(block)
 
 
 def _dims(argument: str, dims: Sequence[int], operand: str, shape: Dims) -> Dims:

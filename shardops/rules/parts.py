@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardops.errors import wrong
 from shardops.rules.spec import Axes, Sizes, Spec
 from shardops.rules.step import Step
 
@@ -16,6 +17,15 @@ AxisSizes = tuple[tuple[str, int], ...]
 Parts = dict[str, Axes]  # of each axis, major to minor
 
 _PART = re.compile(r"(.*)\[(\d+)\]")
+
+
+def check_names(axis_sizes: AxisSizes) -> None:
+    """Refuse mesh axes that are called like parts of axes, or like several axes as one."""
+    for name, _ in axis_sizes:
+        if _PART.fullmatch(name) or "+" in name:
+            want = "names without + and that do not end in a number in brackets"
+            fix = "Such names stand for several axes, and for parts of axes: rename the axis."
+            raise ValueError(wrong("shardops", "a mesh axis", repr(name), want, fix))
 
 
 def factors(size: int) -> tuple[int, ...]:

@@ -79,7 +79,9 @@ def product_layouts(nest: LoopNest) -> ProductLayouts:
         out.index[*(nest.parted(axes) for axes in node[:-1]), ()]: node[:-1]
         for node in layouts_of(nest.out_units, nest.sizes).nodes
     }
-    return ProductLayouts(nest, loops, *map(np.array, (lhs_of, rhs_of, out_of, work)), ends)
+    return ProductLayouts(
+        nest, loops, np.array(lhs_of), np.array(rhs_of), np.array(out_of), np.array(work), ends
+    )
 
 
 def _assignments(nest: LoopNest) -> list[Loops]:
