@@ -30,7 +30,10 @@ def main(kind: str) -> None:
             wanted = out if kind == "Explicit" else None
             f = jax.jit(lambda x, w, s=wanted: so.gemm(x, w, out_sharding=s), **options)
             got = f(*placed)
-            shards = [np.abs(s.data - (lhs @ rhs)[s.index]).max() for s in got.addressable_shards]
+            shards = [
+                np.abs(np.asarray(s.data) - (lhs @ rhs)[s.index]).max()
+                for s in got.addressable_shards
+            ]
             print(float(max(shards)))
 
 
