@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh
 
 from shardops import array_type
 from shardops.moving import vary
-from shardops.op import Arrays, Op, Placement, Shapes, Wanted, bare
+from shardops.op import Arrays, Op, Placement, Shapes, Wanted, bare, compiled
 from shardops.placing import arrive, placed
 from shardops.recording import Record, record, token
 from shardops.routing_auto import run_auto
@@ -29,7 +29,16 @@ from shardops.rules.spec import Axes, Spec, only, to_partition_spec
 
 def run(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:
     """Run `op` on the route that the operands' types ask for."""
+    return _compiled_run(op, wanted, *arrays)
+
+
+def _run(op: Op, wanted: Wanted, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     return _batchable(op, wanted)(*match_varying(*arrays))
+
+
+# Eagerly, as in the backward pass of an eager gradient, a shard_map over some of the axes is more
+# than JAX 0.10 can do, and slow.
+_compiled_run = compiled(_run)
 
 
 @lru_cache(maxsize=4096)
