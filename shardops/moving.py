@@ -7,7 +7,7 @@ from math import prod
 import jax
 import jax.numpy as jnp
 
-from shardops.rules.parts import axis_of, coordinate, factors, size_of
+from shardops.rules.parts import axis_of, coordinate, parts_of, size_of
 from shardops.rules.spec import Axes, Spec, axes_in
 from shardops.rules.step import Step
 
@@ -151,13 +151,8 @@ def _taking_part(names: Axes) -> tuple[Axes, list[list[int]] | None]:
 
 def groups_of(names: Axes, sizes: Mapping[str, int]) -> list[list[int]]:
     """Devices that differ along `names` only, in order, counted along the axes in `sizes`."""
-    others = [
-        part
-        for axis, size in sizes.items()
-        if axis not in names
-        for part in (f"{axis}[{i}]" for i in range(len(factors(size))))
-        if part not in names
-    ]
+    parts = (p for a, n in sizes.items() if a not in names for p in parts_of(a, n))
+    others = [p for p in parts if p not in names]
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
     for device in range(prod(sizes.values())):
         at = _coordinates(device, sizes)

@@ -6,12 +6,11 @@ from typing import Any, Protocol
 
 import jax
 
-from shardops.rules.spec import Axes, Spec
+from shardops.rules.spec import Axes, AxisSizes, Spec
 from shardops.rules.step import Step
 
 Arrays = Sequence[jax.Array]
 Shapes = tuple[tuple[int, ...], ...]
-AxisSizes = tuple[tuple[str, int], ...]
 Wanted = tuple[Spec | None, ...]  # the sharding wanted of each result, where it is known
 Itemsizes = tuple[int, ...]  # bytes of an element of each operand
 
@@ -25,6 +24,10 @@ class Call:
     sizes: AxisSizes
     wanted: Wanted
     itemsizes: Itemsizes
+
+    def want(self, result: int = 0) -> Spec | None:
+        """The sharding wanted of a result; None where it is not known."""
+        return self.wanted[result] if result < len(self.wanted) else None
 
 
 @dataclass(frozen=True)

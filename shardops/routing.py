@@ -98,12 +98,18 @@ def match_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
     The derivative of that cast sums the cotangent of an operand that was the same on all devices.
     """
-    varying = [jax.typeof(a).manual_axis_type.varying for a in arrays]
-    union = frozenset().union(*varying)
-    return tuple(
-        vary(a, tuple(sorted(union - v))) if union - v else a
-        for a, v in zip(arrays, varying, strict=True)
-    )
+    return _varying_like(arrays, arrays)
+
+
+def _varying_like(arrays: Arrays, others: Arrays) -> tuple[jax.Array, ...]:
+    """`others`, varying over the manual axes that any of `arrays` varies over."""
+    union = frozenset[str]().union(*map(_varying, arrays))
+    missing = (tuple(sorted(union - _varying(a))) for a in others)
+    return tuple(vary(a, axes) if axes else a for a, axes in zip(others, missing, strict=True))
+
+
+def _varying(array: jax.Array) -> frozenset[str]:
+    return jax.typeof(array).manual_axis_type.varying
 
 
 def pull(function: Callable[..., Any], primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
@@ -161,17 +167,6 @@ def _explicit(
         array_type.resharded(r, mesh, spec, axes)
         for r, spec, axes in zip(results, typed.results, deferred, strict=True)
     )
-
-
-def _varying_like(arrays: Arrays, results: Arrays) -> tuple[jax.Array, ...]:
-    """Results that vary over the manual axes that operands vary over, outside of the shard_map."""
-    varying = frozenset[str]().union(*(jax.typeof(a).manual_axis_type.varying for a in arrays))
-
-    def vary(r: jax.Array) -> jax.Array:
-        missing = varying - jax.typeof(r).manual_axis_type.varying
-        return jax.lax.pcast(r, tuple(sorted(missing)), to="varying") if missing else r
-
-    return tuple(map(vary, results))
 
 
 def _refuse_unsorted(op: Op, mesh: AbstractMesh, axes: Axes) -> None:

@@ -47,7 +47,7 @@ class GemmReason:
     def __str__(self) -> str:
         moves = (*uneven_gathers(self.record), *self.record.placement.moves)
         steps = self.record.placement.steps
-        sums = [s for s in steps if s.kind in ("psum", "psum_scatter")]
+        sums = [s for s in steps if s.sums]
         clauses = [self._move(s) for s in moves]
         if sums:
             clauses.append(self._sum(sums))

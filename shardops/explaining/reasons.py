@@ -53,7 +53,7 @@ def _own(op: Op, names: Names, step: Step) -> str:
     """A sum over the mesh, or a move of a result."""
     array, axes, kind = names.called(step.array), wording.axes(step.axes), step.kind
     collective = wording.COLLECTIVES[kind]
-    if kind not in ("psum", "psum_scatter"):
+    if not step.sums:
         want = wording.layout(array.dims, step.after)
         return f"{array.name} is wanted as {want}: {collective}"
     asked = f" to the wanted {wording.layout(array.dims, step.after)}" * (kind == "psum_scatter")

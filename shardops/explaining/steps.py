@@ -5,7 +5,7 @@ from math import prod
 import jax.numpy as jnp
 
 from shardops.recording import Record
-from shardops.rules.spec import fit, local_shape, shards
+from shardops.rules.spec import even, local_shape, shards
 from shardops.rules.step import Step
 
 
@@ -24,9 +24,9 @@ def uneven_gathers(record: Record) -> tuple[Step, ...]:
     steps: list[Step] = []
     operands = zip(record.op.operands, record.shapes, record.offered, record.dtypes, strict=True)
     for name, shape, spec, dtype in operands:
-        even = tuple(fit(axes, n, sizes) for axes, n in zip(spec, shape, strict=True))
-        received = jnp.dtype(dtype).itemsize * prod(local_shape(shape, even, sizes))
-        for d, kept in enumerate(even):
+        fitting = even(shape, spec, sizes)
+        received = jnp.dtype(dtype).itemsize * prod(local_shape(shape, fitting, sizes))
+        for d, kept in enumerate(fitting):
             lost = spec[d][len(kept) :]
             if lost:
                 after = (*spec[:d], kept, *spec[d + 1 :])

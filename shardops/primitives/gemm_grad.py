@@ -174,14 +174,10 @@ def gradient_of(op: GemmOp, lhs: jax.Array, rhs: jax.Array) -> GemmGradOp:
     z_batch = tuple(range(batch))
     z_lhs = tuple(range(batch, batch + n_lhs))
     z_rhs = tuple(range(batch + n_lhs, batch + n_lhs + len(d.rhs_free)))
+    product = replace(op.bare, unreduced=())
     plain = replace(
-        op,
-        bias=False,
-        add=False,
-        activation=None,
-        save=False,
+        product,
         cheapest=False,
-        unreduced=(),
         out_dtype=lhs.dtype.name,
         kernel=config.runs_as_kernel(f"{op.name}.grad"),
     )
@@ -199,7 +195,6 @@ def gradient_of(op: GemmOp, lhs: jax.Array, rhs: jax.Array) -> GemmGradOp:
         batch_like=(d.lhs_batch_like, d.out_batch_like),
         unreduced=array_type.deferred_axes(rhs),
     )
-    product = replace(op, bias=False, add=False, activation=None, save=False, unreduced=())
     return GemmGradOp(op.name, to_lhs, to_rhs, product, plain.kernel)
 
 

@@ -14,7 +14,7 @@ from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
 from shardops.rules.shardy import gemm_factors
-from shardops.rules.spec import Axes, Spec
+from shardops.rules.spec import Axes, Spec, among
 
 Dims = tuple[int, ...]
 DimPair = tuple[Dims, Dims]
@@ -48,6 +48,11 @@ class GemmOp:
     @property
     def scope(self) -> str:
         return f"shardops.{self.name}"
+
+    @property
+    def bare(self) -> "GemmOp":
+        """The product without what comes after it."""
+        return replace(self, bias=False, add=False, activation=None, save=False)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -88,7 +93,7 @@ class GemmOp:
         partial = 4 if self.precise else jnp.dtype(self.out_dtype).itemsize
         bytes_each = (itemsizes[0], itemsizes[1], partial)
         dims = self.dims(shapes)
-        deferred = tuple(a for a, n in sizes if a in self.unreduced and n > 1)
+        deferred = among(self.unreduced, sizes)
         also.setdefault("whole", bool(deferred))  # open sums need types that know no parts of axes
         return plan(dims, *specs[:2], sizes, wanted, *blocks, bytes_each, deferred, **also)
 
@@ -102,14 +107,8 @@ class GemmOp:
         if not plan.before_finish:
             return self._depart(plan, inner(self, *arrays))
         # A sum over the mesh comes first: bias and activation may enter once only.
-        bare = replace(
-            self,
-            bias=False,
-            add=False,
-            activation=None,
-            save=False,
-            out_dtype="float32" if self.precise else self.out_dtype,
-        )
+        dtype = "float32" if self.precise else self.out_dtype
+        bare = replace(self.bare, out_dtype=dtype)
         (partial,) = inner(bare, *arrays[:2])
         total = carry_out(partial, plan.before_finish)
         return self._depart(plan, self._finish(total, *self._optional(arrays)))
@@ -157,7 +156,7 @@ class GemmOp:
 
     def _batch_apart(self, batched: Sequence[bool], arrays: Arrays) -> tuple[jax.Array, ...]:
         """Where bias or `add` alone bring the new dim: the product apart, the rest on top of it."""
-        bare = replace(self, bias=False, add=False, activation=None, save=False)
+        bare = self.bare
         operands = arrays[:2]
         nothing: Wanted = (None,)
         if any(batched[:2]):

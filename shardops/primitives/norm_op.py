@@ -18,7 +18,7 @@ from shardops.primitives.norm_local import (
     local_forward,
 )
 from shardops.rules.rowwise import RowwiseCall, RowwisePlan, Stats, plan_rowwise
-from shardops.rules.spec import Axes
+from shardops.rules.spec import Axes, among
 from shardops.rules.step import Step
 
 Factors = tuple[list[list[str]], list[list[str]]]
@@ -148,14 +148,11 @@ class NormBackward:
             (call.itemsizes[1],),
             sums=(2,) if self.kind == "layer" else (1,),
             parameters=1 + self.beta,
-            unreduced=tuple(a for a, n in call.sizes if a in self.unreduced and n > 1),
+            unreduced=among(self.unreduced, call.sizes),
             main=1,
         )
-        dgamma = call.wanted[1] if len(call.wanted) > 1 else None
         offered = tuple(call.specs[n] for n in like_x)
-        plan = plan_rowwise(
-            rowwise, offered, call.sizes, self.stats, call.wanted[:1] or (None,), dgamma
-        )
+        plan = plan_rowwise(rowwise, offered, call.sizes, self.stats, (call.want(),), call.want(1))
         return Placement(
             self._operands(plan.x, plan.gamma, plan.rows),
             (*plan.results, *(plan.parameter_out,) * (1 + self.beta)),

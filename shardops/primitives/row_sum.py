@@ -19,7 +19,7 @@ from shardops.op import (
     with_derivative,
 )
 from shardops.rules.rowwise import RowSumPlan, plan_row_sum
-from shardops.rules.spec import Axes, Spec
+from shardops.rules.spec import Axes, Spec, among
 
 
 def row_sum(
@@ -61,10 +61,9 @@ class RowSumOp:
         return ("x",)
 
     def place(self, call: Call) -> Placement:
-        asked = call.wanted[0] if call.wanted else None
-        deferred = tuple(a for a, n in call.sizes if a in self.unreduced and n > 1)
+        deferred = among(self.unreduced, call.sizes)
         plan = plan_row_sum(
-            call.shapes[0], call.specs[0], self.kept, self.rows, call.sizes, asked, deferred
+            call.shapes[0], call.specs[0], self.kept, self.rows, call.sizes, call.want(), deferred
         )
         return Placement(
             (plan.operand,), (plan.out,), plan, plan.steps, unreduced=(plan.unreduced,)

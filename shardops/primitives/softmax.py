@@ -137,9 +137,7 @@ def _gradient_save(op: SoftmaxBackward, wanted: Wanted, dy: jax.Array, y: jax.Ar
 
 def _gradient_pull(op: SoftmaxBackward, wanted: Wanted, saved: Any, ddx: jax.Array) -> Any:
     del wanted
-    (dx,), pull = jax.vjp(op.reference, *saved)
-    # The reference may lay its result out otherwise than the routed op.
-    return pull((array_type.Type.of(dx).apply(ddx),))
+    return routing.pull(op.reference, saved, (ddx,))
 
 
 _gradient.defvjp(_gradient_save, _gradient_pull)

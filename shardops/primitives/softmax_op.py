@@ -42,10 +42,9 @@ class SoftmaxForward:
         return ("x", *("mask",) * self.mask, *("first",) * self.first)
 
     def place(self, call: Call) -> Placement:
-        asked = call.wanted[0] if call.wanted else None
         mask = call.shapes[1] if self.mask else None
         plan = plan_softmax(
-            call.shapes[0], call.specs[:1], call.sizes, mask, asked, call.itemsizes[:1]
+            call.shapes[0], call.specs[:1], call.sizes, mask, call.want(), call.itemsizes[:1]
         )
         masks = () if plan.mask is None else (plan.mask,)
         operands = (plan.x, *masks, *((),) * self.first)
@@ -101,8 +100,9 @@ class SoftmaxBackward:
         return ("dy", "y")
 
     def place(self, call: Call) -> Placement:
-        asked = call.wanted[0] if call.wanted else None
-        plan = plan_softmax(call.shapes[1], call.specs, call.sizes, None, asked, call.itemsizes)
+        plan = plan_softmax(
+            call.shapes[1], call.specs, call.sizes, None, call.want(), call.itemsizes
+        )
         return Placement((plan.x, plan.x), (plan.out,), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:

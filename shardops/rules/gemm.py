@@ -20,10 +20,19 @@ from shardops.rules.gemm_narrow import search
 from shardops.rules.gemm_search import Choice, NoLayoutError, Problem, operations
 from shardops.rules.hardware import DEFAULT
 from shardops.rules.moves import MOST_AXES, move, sum_and_move
-from shardops.rules.spec import Axes, Sizes, Spec, axes_in, cut_before, fit, only, shards
+from shardops.rules.spec import (
+    Axes,
+    AxisSizes,
+    Sizes,
+    Spec,
+    axes_in,
+    cut_before,
+    even,
+    only,
+    shards,
+)
 from shardops.rules.step import Step
 
-AxisSizes = tuple[tuple[str, int], ...]
 Itemsizes = tuple[float, float, float]
 
 
@@ -126,13 +135,13 @@ def plan(
     """
     sizes = dict(axis_sizes)
     # Blocks of a scale must be whole while the product runs, not where the operand comes from.
-    lhs = _divisible(dims.lhs_shape, lhs_spec, sizes)
-    rhs = _divisible(dims.rhs_shape, rhs_spec, sizes)
+    lhs = even(dims.lhs_shape, lhs_spec, sizes)
+    rhs = even(dims.rhs_shape, rhs_spec, sizes)
     target = None
     if wanted is None:
         target = predictable(dims, lhs, rhs)
     elif wanted != "cheapest":
-        target = _divisible(dims.out_shape, wanted, sizes)
+        target = even(dims.out_shape, wanted, sizes)
     big = tuple(a for a, n in axis_sizes if n > 1)
     if len(big) > MOST_AXES:  # an idle axis could help here too, but is one too many to search
         named = {*axes_in(lhs), *axes_in(rhs), *axes_in(target or ()), *unreduced}
@@ -156,12 +165,12 @@ def plan(
         problem = replace(problem, unreduced=())
         choice = search(problem)
     made = _assembled(problem, choice, target or choice.target)
-    if len(big) > MOST_AXES and problem.target is not None and not (lhs_block or rhs_block):
+    free = not (problem.unreduced or lhs_block or rhs_block)
+    if len(big) > MOST_AXES and problem.target is not None and free:
         # Narrowed, the search does not see all moves: at least the product where it is wanted.
         loops = (*problem.target, *((),) * len(dims.lhs_k))
-        there = _assembled(replace(problem, unreduced=()), Choice(loops, problem.target), made.out)
-        if not made.unreduced:
-            made = min(made, there, key=seconds)
+        there = _assembled(problem, Choice(loops, problem.target), made.out)
+        made = min(made, there, key=seconds)
     return made
 
 
@@ -185,7 +194,7 @@ def predictable(dims: GemmDims, lhs: Spec, rhs: Spec) -> Spec:
 def _assembled(problem: Problem, choice: Choice, out: Spec) -> GemmPlan:
     dims, sizes, loops = problem.dims, problem.sizes, choice.loops
     kept = len(dims.out_shape)
-    lhs, rhs = _operand(dims, loops, 0), _operand(dims, loops, 1)
+    lhs, rhs = dims.of_operand(loops, 0), dims.of_operand(loops, 1)
     partial, summed = loops[:kept], loops[kept:]
     like = [i in dims.lhs_batch_like or j in dims.rhs_batch_like for i, j in _pairs(dims)]
     steps = _nearest(dims.lhs_shape, problem.lhs, lhs, problem, 0)
@@ -201,7 +210,7 @@ def _assembled(problem: Problem, choice: Choice, out: Spec) -> GemmPlan:
         "out",
         problem.whole,
     )
-    sums = [s for s in result if s.kind in ("psum", "psum_scatter")]
+    sums = [s for s in result if s.sums]
     finished = sums[-1].after if sums else partial
     return GemmPlan(
         lhs=lhs,
@@ -232,22 +241,8 @@ def _nearest(
     return min(ways, key=lambda steps: (sum(s.bytes for s in steps), len(steps)))
 
 
-def _operand(dims: GemmDims, loops: tuple[Axes, ...], side: int) -> Spec:
-    shape = (dims.lhs_shape, dims.rhs_shape)[side]
-    spec: list[Axes] = [()] * len(shape)
-    for pair, axes in zip(dims.loops, loops, strict=True):
-        d = pair[side]
-        if d is not None:
-            spec[d] = axes
-    return tuple(spec)
-
-
 def _pairs(dims: GemmDims) -> Iterable[tuple[int, int]]:
     return zip(dims.lhs_k, dims.rhs_k, strict=True)
-
-
-def _divisible(shape: Dims, spec: Spec, sizes: Sizes) -> Spec:
-    return tuple(fit(d, n, sizes) for d, n in zip(spec, shape, strict=True))
 
 
 def _agree_on_batch(dims: GemmDims, lhs: list[Axes], rhs: list[Axes]) -> None:

@@ -60,6 +60,15 @@ class GemmDims:
             *(rhs[j] for j in self.rhs_free),
         )
 
+    def of_operand(self, loops: Sequence[Axes], side: int) -> Spec:
+        """The spec of lhs (side 0) or rhs (1) where `loops` are sharded so."""
+        spec: list[Axes] = [()] * len((self.lhs_shape, self.rhs_shape)[side])
+        for pair, axes in zip(self.loops, loops, strict=True):
+            dim = pair[side]
+            if dim is not None:
+                spec[dim] = axes
+        return tuple(spec)
+
     @property
     def out_batch_like(self) -> Dims:
         """Positions of the result's batch-like dims."""
@@ -103,7 +112,7 @@ class GemmPlan:
     def before_finish(self) -> tuple[Step, ...]:
         """The result's steps up to its last sum."""
         steps = self.of("out")
-        sums = [n for n, s in enumerate(steps) if s.kind in ("psum", "psum_scatter")]
+        sums = [n for n, s in enumerate(steps) if s.sums]
         return steps[: sums[-1] + 1] if sums else ()
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from shardops.rules.gemm_dims import GemmDims
 from shardops.rules.gemm_search import Choice, Problem, cheapest
 from shardops.rules.moves import MOST_AXES
 from shardops.rules.spec import Axes, Spec, axes_in, common_prefix, cut_before, local_shape
@@ -50,7 +49,7 @@ def _without_settled(problem: Problem) -> Choice | None:
             stay[n] = cut_before(stay[n], elsewhere)
     if not any(stay):
         return None
-    lhs_stay, rhs_stay = _of_operand(dims, stay, 0), _of_operand(dims, stay, 1)
+    lhs_stay, rhs_stay = dims.of_operand(stay, 0), dims.of_operand(stay, 1)
     rest = replace(
         problem,
         dims=replace(
@@ -97,10 +96,8 @@ def _without_least(problem: Problem) -> Choice:
         ]
         return sum(prod(shape) for shape, spec in lies if axis in axes_in(spec))
 
-    least = min(problem.axes, key=elements)
-    lost = {least} if least not in problem.unreduced else set()
-    if not lost:  # its sum was asked for: another one then
-        lost = {min((a for a in problem.axes if a not in problem.unreduced), key=elements)}
+    # Not one whose sum is to stay open.
+    lost = {min((a for a in problem.axes if a not in problem.unreduced), key=elements)}
 
     def without(spec: Spec) -> Spec:
         return tuple(cut_before(d, lost) for d in spec)
@@ -115,15 +112,6 @@ def _without_least(problem: Problem) -> Choice:
         )
     )
     return Choice(found.loops, found.target if problem.target is None else problem.target)
-
-
-def _of_operand(dims: GemmDims, loops: Sequence[Axes], side: int) -> Spec:
-    spec: list[Axes] = [()] * len((dims.lhs_shape, dims.rhs_shape)[side])
-    for pair, axes in zip(dims.loops, loops, strict=True):
-        d = pair[side]
-        if d is not None:
-            spec[d] = axes
-    return tuple(spec)
 
 
 def _after(spec: Spec, prefix: Sequence[Axes]) -> Spec:

@@ -7,8 +7,8 @@ from math import gcd, prod
 
 from shardops.rules.layouts import Edge, Layouts, Node, layouts_of
 from shardops.rules.parts import part_sizes, parted, split, step_joined
-from shardops.rules.reduction import place_reduction, reduction_steps
-from shardops.rules.spec import Axes, Sizes, Spec, axes_in, common_prefix, only, shards
+from shardops.rules.reduction import sum_steps
+from shardops.rules.spec import Axes, AxisSizes, Sizes, Spec, axes_in, common_prefix, only, shards
 from shardops.rules.step import Step
 from shardops.rules.tied import as_one, sizes_as_one, step_apart, tied_pair
 
@@ -20,7 +20,7 @@ def move(
     shape: Sequence[int],
     have: Spec,
     want: Spec,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
     itemsize: float = 1,
     array: str = "",
     whole: bool = False,
@@ -39,8 +39,7 @@ def move(
     """
     if have == want:
         return ()
-    steps = _way(tuple(shape), have, (), want, (), axis_sizes, whole)
-    return tuple(replace(s, bytes=s.bytes * itemsize, array=array) for s in steps)
+    return sum_and_move(shape, have, (), want, (), axis_sizes, itemsize, array, whole)
 
 
 @lru_cache(maxsize=4096)
@@ -50,7 +49,7 @@ def _way(
     pending: Axes,
     want: Spec,
     left: Axes,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
     whole: bool,
 ) -> tuple[Step, ...]:
     """Steps from `have` with `pending` sums to `want`, where those over `left` are open still."""
@@ -109,7 +108,7 @@ def _searched(
     have: Spec,
     want: Spec,
     pending: Axes,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
 ) -> Region | None:
     """What is searched: everything on a mesh of few axes, else what changes; None: too much."""
     sizes = {a: n for a, n in axis_sizes if n > 1}
@@ -215,7 +214,7 @@ def sum_and_move(
     pending: Axes,
     want: Spec,
     left: Axes,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
     itemsize: float = 1,
     array: str = "",
     whole: bool = False,
@@ -234,7 +233,7 @@ def sum_first(
     have: Spec,
     pending: Axes,
     want: Spec,
-    axis_sizes: tuple[tuple[str, int], ...],
+    axis_sizes: AxisSizes,
     itemsize: float = 1,
     array: str = "",
     whole: bool = False,
@@ -243,8 +242,6 @@ def sum_first(
 
     What small arrays want, whose collectives cost their latency.
     """
-    sizes = dict(axis_sizes)
-    reduction, _ = place_reduction(pending, have, shape, sizes, want)
-    steps = reduction_steps(shape, have, reduction, sizes, itemsize, array)
+    steps = sum_steps(shape, have, pending, want, dict(axis_sizes), itemsize, array)
     now = steps[-1].after if steps else have
     return (*steps, *move(shape, now, want, axis_sizes, itemsize, array, whole))

@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardops.errors import wrong
-from shardops.rules.spec import Axes, Sizes, Spec
+from shardops.rules.spec import Axes, AxisSizes, Sizes, Spec
 from shardops.rules.step import Step
 
-AxisSizes = tuple[tuple[str, int], ...]
 Parts = dict[str, Axes]  # of each axis, major to minor
 
 _PART = re.compile(r"(.*)\[(\d+)\]")
@@ -39,13 +38,15 @@ def factors(size: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def parts_of(axis: str, size: int) -> Axes:
+    """The names of an axis' parts; of an axis that has none its own."""
+    count = len(factors(size))
+    return (axis,) if count < 2 else tuple(f"{axis}[{i}]" for i in range(count))
+
+
 def split(axis_sizes: AxisSizes, most: int) -> Parts | None:
     """The parts of axes of more than one device; None where none has any, or they are too many."""
-    parts = {
-        a: (a,) if len(factors(n)) < 2 else tuple(f"{a}[{i}]" for i in range(len(factors(n))))
-        for a, n in axis_sizes
-        if n > 1
-    }
+    parts = {a: parts_of(a, n) for a, n in axis_sizes if n > 1}
     count = sum(map(len, parts.values()))
     return parts if len(parts) < count <= most else None
 

@@ -1,6 +1,5 @@
 """The sharding rule of ops that work along the last dim: norms, and sums over rows."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -10,11 +9,20 @@ import numpy as np
 
 from shardops.rules.layouts import Layouts, layouts_of
 from shardops.rules.moves import MOST_AXES, as_numbers, move, sum_first, units
-from shardops.rules.spec import Axes, Sizes, Spec, axes_in, fit, local_shape, only, shards
+from shardops.rules.spec import (
+    Axes,
+    AxisSizes,
+    Sizes,
+    Spec,
+    axes_in,
+    even,
+    local_shape,
+    only,
+    shards,
+)
 from shardops.rules.step import Step
 
 Stats = Literal["auto", "gather", "distributed"]
-AxisSizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -84,10 +92,10 @@ def plan_rowwise(
       parameter_wanted: the sharding wanted of a sum over rows.
     """
     sizes = dict(axis_sizes)
-    taken = tuple(_fit(call.shape, s, sizes) for s in offered)
+    taken = tuple(even(call.shape, s, sizes) for s in offered)
     usual = (*taken[call.main][:-1], () if stats == "gather" else taken[call.main][-1])
     ends = tuple(
-        usual if w is None else _fit(call.shape, w, sizes)
+        usual if w is None else even(call.shape, w, sizes)
         for w in (*wanted, *[None] * (len(call.results) - len(wanted)))
     )
     at = _layout(call, taken, ends, sizes, stats, parameter_wanted)
@@ -99,7 +107,7 @@ def plan_rowwise(
         for end, size in zip(ends, call.results, strict=True)
     )
     if parameter_wanted is not None:
-        parameter_out = _fit(call.shape[-1:], parameter_wanted, sizes)
+        parameter_out = even(call.shape[-1:], parameter_wanted, sizes)
     parameter_steps: tuple[Step, ...] = ()
     if call.parameters:
         parameter_steps = sum_first(
@@ -128,10 +136,6 @@ def open_sums(asked: Axes, summed: Axes, wanted: Spec) -> Axes:
     """Of the axes over which a sum is asked to stay open: all, where all of them are summed."""
     possible = {*asked} <= {*summed} and not {*asked} & {*axes_in(wanted)}
     return asked if possible else ()
-
-
-def _fit(shape: Sequence[int], spec: Spec, sizes: Sizes) -> Spec:
-    return tuple(fit(d, n, sizes) for d, n in zip(spec, shape, strict=True))
 
 
 def _statistics(call: RowwiseCall, at: Spec, sizes: Sizes) -> tuple[Step, ...]:
@@ -216,10 +220,10 @@ def plan_row_sum(
 ) -> RowSumPlan:
     """Plan the sum over `rows` dims of an array after its first `kept` (a bias's gradient)."""
     sizes = dict(axis_sizes)
-    operand = _fit(shape, spec, sizes)
+    operand = even(shape, spec, sizes)
     end = kept + rows
     partial, rest = operand[:kept] + operand[end:], shape[:kept] + shape[end:]
-    out = partial if wanted is None else _fit(rest, wanted, sizes)
+    out = partial if wanted is None else even(rest, wanted, sizes)
     summed = tuple(a for a in axes_in(operand[kept:end]) if sizes[a] > 1)
     unreduced = open_sums(unreduced, summed, out)
     summed = tuple(a for a in summed if a not in unreduced)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardops.rules.rowwise import AxisSizes, RowwiseCall, plan_rowwise
-from shardops.rules.spec import Axes, Spec
+from shardops.rules.rowwise import RowwiseCall, plan_rowwise
+from shardops.rules.spec import Axes, AxisSizes, Spec
 from shardops.rules.step import Step
 
 

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 Axes = tuple[str, ...]
 Spec = tuple[Axes, ...]
 Sizes = Mapping[str, int]
+AxisSizes = tuple[tuple[str, int], ...]  # the same, hashable
 
 
 def to_spec(partition: Iterable[Any] | None, ndim: int) -> Spec:
@@ -102,7 +103,18 @@ def local_shape(shape: Sequence[int], spec: Spec, sizes: Sizes) -> tuple[int, ..
     return tuple(n // shards(d, sizes) for n, d in zip(shape, spec, strict=True))
 
 
+def even(shape: Sequence[int], spec: Spec, sizes: Sizes) -> Spec:
+    """`spec` as far as it cuts dims into equal parts."""
+    return tuple(fit(d, n, sizes) for d, n in zip(spec, shape, strict=True))
+
+
 def divisible(shape: Sequence[int], spec: Spec, axis_sizes: Iterable[tuple[str, int]]) -> Spec:
-    """`spec` as far as it cuts dims into equal parts, without axes of one device."""
+    """`even`, without axes of one device."""
     sizes = {a: n for a, n in axis_sizes if n > 1}
-    return tuple(fit(d, n, sizes) for d, n in zip(only(spec, sizes), shape, strict=True))
+    return even(shape, only(spec, sizes), sizes)
+
+
+def among(axes: Iterable[str], axis_sizes: AxisSizes) -> Axes:
+    """Those of `axes` that have more than one device, in the order of the mesh."""
+    asked = frozenset(axes)
+    return tuple(a for a, n in axis_sizes if a in asked and n > 1)

@@ -34,6 +34,11 @@ class Step:
     to_dim: int = -1
 
     @property
+    def sums(self) -> bool:
+        """Whether partial sums are summed."""
+        return self.kind in ("psum", "psum_scatter")
+
+    @property
     def collective(self) -> bool:
         """Whether devices talk to each other."""
         return self.kind != "slice"

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardops.rules.spec import Axes, Spec
+from shardops.rules.spec import Axes, AxisSizes, Spec
 from shardops.rules.step import Step
 
-AxisSizes = tuple[tuple[str, int], ...]
 Pair = tuple[str, str]
 
 
