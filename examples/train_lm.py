@@ -29,20 +29,20 @@ def main(arguments: list[str]) -> int:
         store = open_store(options, text.fingerprint)
         return run(options, text, store)
     except UsageError as error:
-        print(f"train_lm.py: {error}", file=sys.stderr)
+        print(f"train_lm.py: {error}", file=sys.__stderr__)
         return 2
     except OSError as error:
-        print(f"train_lm.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"train_lm.py: {error.filename}: {error.strerror}", file=sys.__stderr__)
         return 2
     except ImportError as error:
-        print(f"train_lm.py: {error}: install the extra demo (make demo does)", file=sys.stderr)
+        print(f"train_lm.py: {error}: install the extra demo (make demo does)", file=sys.__stderr__)
         return 2
     except MemoryError as error:
-        print(f"train_lm.py: not enough memory for these sizes: {error}", file=sys.stderr)
+        print(f"train_lm.py: not enough memory for these sizes: {error}", file=sys.__stderr__)
         return 2
     except KeyboardInterrupt:
         resume = "; --resume goes on from the last checkpoint" if store and store.exists() else ""
-        print(f"train_lm.py: interrupted{resume}", file=sys.stderr)
+        print(f"train_lm.py: interrupted{resume}", file=sys.__stderr__)
         return 130
 
 
@@ -111,7 +111,7 @@ def run(options: Options, text: corpus.Text, store: Store) -> int:
     report.picture(picture, losses, plain)
     console.print(f"wrote {picture} and {store.folder / str(options.steps)}", soft_wrap=True)
     if difference > ALLOWED_DIFFERENCE:
-        print("train_lm.py: the loss curve left that of plain jnp", file=sys.stderr)
+        print("train_lm.py: the loss curve left that of plain jnp", file=sys.__stderr__)
         return 1
     return 0
 
@@ -119,7 +119,6 @@ def run(options: Options, text: corpus.Text, store: Store) -> int:
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
-    sys.stderr.flush()
     # All is written. Tearing down libraries with threads of their own can add words to the one line
     # that was promised, or end in a signal.
     os._exit(status)

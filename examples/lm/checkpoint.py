@@ -5,7 +5,6 @@ checksum of the arrays. It is read without orbax, so that a checkpoint of anothe
 before anything starts.
 """
 
-import contextlib
 import fcntl
 import gc
 import io
@@ -43,18 +42,20 @@ class Store:
         target = jax.tree.map(abstract, host_state, shardings)
         where = self.folder / str(self.start)
         state = problem = None
-        said = io.StringIO()  # a store that fails goes on talking while it is torn down
-        with contextlib.redirect_stderr(said):
-            try:
-                with self._manager() as manager:
-                    wanted = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-                    state = manager.restore(self.start, args=wanted)["state"]
-            except Exception as error:  # what the array store raises for damage is a bare Exception
-                problem = (str(error).strip() or type(error).__name__).splitlines()[0]
-            gc.collect()
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            with self._manager() as manager:
+                wanted = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+                state = manager.restore(self.start, args=wanted)["state"]
+        except Exception as error:  # what the array store raises for damage is a bare Exception
+            problem = (str(error).strip() or type(error).__name__).splitlines()[0]
+        gc.collect()
         if problem:
+            # sys.stderr stays a buffer: the threads of a store that failed go on talking to the end
+            # of the process, into the middle of the one line that main writes to sys.__stderr__.
             raise UsageError(f"--resume: cannot read {where}: {problem[:200]}")
-        sys.stderr.write(said.getvalue())
+        stderr.write(sys.stderr.getvalue())
+        sys.stderr = stderr
         if _checksum(state) != self.checksum:
             raise UsageError(f"--resume: the arrays of {where} are damaged")
         return state

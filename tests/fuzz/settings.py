@@ -143,10 +143,12 @@ def put(setting: Setting, mesh: Mesh, array: np.ndarray, spec: Spec) -> jax.Arra
 def pinned(mesh: Mesh, array: jax.Array, spec: Spec) -> jax.Array:
     """Inside a program on Auto axes: sharded by `spec`, into unequal parts too.
 
-    XLA fills up the last part with zeros, which would do no harm in a sum: they become ones.
+    XLA fills up the last part with zeros, which would do no harm in a sum: they become ones. By
+    their bits: to XLA on a CPU a subnormal float16 equals 0.
     """
     sharding = NamedSharding(mesh, to_p(spec))
     array = jax.lax.with_sharding_constraint(array, sharding)
     if array.dtype == bool:
         return array
-    return jax.lax.with_sharding_constraint(jnp.where(array == 0, 1, array), sharding)
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+    return jax.lax.with_sharding_constraint(jnp.where(bits == 0, 1, array), sharding)
