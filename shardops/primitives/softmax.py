@@ -115,7 +115,7 @@ def _save(op: SoftmaxForward, wanted: Wanted, x: jax.Array, *masks: jax.Array) -
 def _pull(op: SoftmaxForward, wanted: Wanted, saved: Any, dy: jax.Array) -> Any:
     del wanted
     y, x_type = saved
-    backward = SoftmaxBackward(op.scale, config.runs_as_kernel("softmax.grad"))
+    backward = SoftmaxBackward(op.scale, config.runs_as_kernel("softmax.grad"), op.diagonal)
     with jax.named_scope(backward.scope):
         dx = _gradient(backward, (x_type.spec,), *routing.match_varying(dy, y))
         return (x_type.apply(dx), *(None,) * op.mask)

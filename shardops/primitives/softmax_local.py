@@ -1,4 +1,4 @@
-"""Softmax on one device: the jnp reference, which says what it means. There is no kernel yet."""
+"""Softmax on one device: the jnp reference, which says what it means, and the kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def forward_reference(
     diagonal: int | None,
     first: bool,
 ) -> tuple[jax.Array, ...]:
-    """Softmax in jnp: what a kernel is to compute, and what every platform runs until there is one.
+    """Softmax in jnp: what the kernel computes, and what a CPU runs.
 
     Args:
       x: [*batch, q, k].
@@ -44,18 +44,62 @@ def _with_later_keys(
     return later if hidden is None else hidden | later
 
 
-def backward_reference(dy: jax.Array, y: jax.Array, *, scale: float) -> tuple[jax.Array, ...]:
+def backward_reference(
+    dy: jax.Array,
+    y: jax.Array,
+    *extra: jax.Array,
+    scale: float,
+    diagonal: int | None = None,
+    first: bool = False,
+) -> tuple[jax.Array, ...]:
     """Softmax's gradient in jnp, from the result as it was rounded.
 
-    dx = scale · y · (dy - sum_k(y · dy)). A row that is all masked has y = 0, so dx = 0.
+    dx = scale · y · (dy - sum_k(y · dy)). A row that is all masked has y = 0, so dx = 0. `diagonal`
+    and `first` as of the forward: later keys take no part, whatever dy is there.
     """
     wide, dwide = y.astype(jnp.float32), dy.astype(jnp.float32)
-    dx = scale * wide * (dwide - jnp.sum(wide * dwide, -1, keepdims=True))
+    if diagonal is None:
+        dx = scale * wide * (dwide - jnp.sum(wide * dwide, -1, keepdims=True))
+        return (dx.astype(y.dtype),)
+    later = _with_later_keys(y.shape, None, extra[0] if first else 0, diagonal)
+    total = jnp.sum(wide * dwide, -1, keepdims=True, where=~later)
+    dx = jnp.where(later, 0.0, scale * wide * (dwide - total))
     return (dx.astype(y.dtype),)
 
 
-# The second function is what CUDA runs: a kernel goes there.
-local_forward = local_primitive("shardops_softmax_forward", forward_reference, forward_reference)
-local_backward = local_primitive(
-    "shardops_softmax_backward", backward_reference, backward_reference
-)
+def _forward_kernel(
+    x: jax.Array,
+    *extra: jax.Array,
+    scale: float,
+    mask: bool,
+    diagonal: int | None,
+    first: bool,
+) -> tuple[jax.Array, ...]:
+    from shardops.kernels import softmax as kernels  # CUDA only: not imported on other machines
+
+    if x.shape[-1] > kernels.MAX_KEYS:
+        return forward_reference(x, *extra, scale=scale, mask=mask, diagonal=diagonal, first=first)
+    rest = iter(extra)
+    hidden = next(rest) if mask else None
+    row = next(rest) if first else None
+    return (kernels.softmax_forward(x, hidden, row, scale=scale, diagonal=diagonal),)
+
+
+def _backward_kernel(
+    dy: jax.Array,
+    y: jax.Array,
+    *extra: jax.Array,
+    scale: float,
+    diagonal: int | None = None,
+    first: bool = False,
+) -> tuple[jax.Array, ...]:
+    from shardops.kernels import softmax as kernels
+
+    if y.shape[-1] > kernels.MAX_KEYS:
+        return backward_reference(dy, y, *extra, scale=scale, diagonal=diagonal, first=first)
+    row = extra[0] if first else None
+    return (kernels.softmax_backward(dy, y, row, scale=scale, diagonal=diagonal),)
+
+
+local_forward = local_primitive("shardops_softmax_forward", forward_reference, _forward_kernel)
+local_backward = local_primitive("shardops_softmax_backward", backward_reference, _backward_kernel)

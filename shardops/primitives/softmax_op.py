@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from shardops.primitives.softmax_local import (
 from shardops.rules.softmax import SoftmaxPlan, plan_softmax
 
 Factors = tuple[list[list[str]], list[list[str]]]
+SoftmaxOp = TypeVar("SoftmaxOp", "SoftmaxForward", "SoftmaxBackward")
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,7 @@ class SoftmaxForward:
             return local_forward(*arrays, **statics, first=self.first, kernel=self.kernel)
         op = self
         if self.diagonal is not None and plan.queries:
-            first = jax.lax.axis_index(plan.queries) * arrays[0].shape[-2]
-            if self.first:
-                first = first + arrays[-1]
-            op, arrays = replace(self, first=True), (*arrays[: 1 + self.mask], first)
+            op, arrays = _with_first(self, plan, arrays)
         (y,) = inner(op, *arrays)
         return (carry_out(y, plan.steps),)
 
@@ -86,10 +85,12 @@ class SoftmaxForward:
 
 @dataclass(frozen=True)
 class SoftmaxBackward:
-    """Operands: dy, y. Result: dx."""
+    """Operands: dy, y, [first]. Result: dx. `diagonal` and `first` as of the forward."""
 
     scale: float
     kernel: bool
+    diagonal: int | None = None
+    first: bool = False
 
     @property
     def scope(self) -> str:
@@ -97,32 +98,37 @@ class SoftmaxBackward:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        return ("dy", "y")
+        return ("dy", "y", *("first",) * self.first)
 
     def place(self, call: Call) -> Placement:
         plan = plan_softmax(
-            call.shapes[1], call.specs, call.sizes, None, call.want(), call.itemsizes
+            call.shapes[1], call.specs[:2], call.sizes, None, call.want(), call.itemsizes[:2]
         )
-        return Placement((plan.x, plan.x), (plan.out,), plan, plan.steps)
+        operands = (plan.x, plan.x, *((),) * self.first)
+        return Placement(operands, (plan.out,), plan, plan.steps)
 
     def factors(self, shapes: Shapes) -> Factors:
         # Where the keys of dy lie must not decide where those of y do: the forward made y whole.
         rows = [f"r{i}" for i in range(len(shapes[1]) - 1)]
-        return [[*rows, "d"], [*rows, "k"]], [[*rows, "o"]]
+        return [[*rows, "d"], [*rows, "k"], *[[]] * self.first], [[*rows, "o"]]
 
     def local(
         self, plan: SoftmaxPlan | None, arrays: Arrays, inner: Inner
     ) -> tuple[jax.Array, ...]:
         if plan is None:
-            return local_backward(*arrays, scale=self.scale, kernel=self.kernel)
-        (dx,) = inner(self, *arrays)
+            statics = {"scale": self.scale, "diagonal": self.diagonal, "first": self.first}
+            return local_backward(*arrays, **statics, kernel=self.kernel)
+        op = self
+        if self.diagonal is not None and plan.queries:
+            op, arrays = _with_first(self, plan, arrays)
+        (dx,) = inner(op, *arrays)
         return (carry_out(dx, plan.steps),)
 
     def reference(self, dy: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
         spec = array_type.explicit_spec(y)
         dy = dy if spec is None else array_type.laid_out(dy, spec)
-        return backward_reference(dy, y, scale=self.scale)
+        return backward_reference(dy, y, scale=self.scale, diagonal=self.diagonal)
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
@@ -134,3 +140,14 @@ class SoftmaxBackward:
             for a, b in zip(arrays, batched, strict=True)
         ]
         return routing.run(self, rows, ())
+
+
+def _with_first(
+    op: SoftmaxOp, plan: SoftmaxPlan, arrays: Arrays
+) -> tuple[SoftmaxOp, tuple[jax.Array, ...]]:
+    """The op with this device's first query as its last operand."""
+    first = jax.lax.axis_index(plan.queries) * arrays[0].shape[-2]
+    if op.first:
+        first = first + arrays[-1]
+    others = arrays[:-1] if op.first else arrays
+    return replace(op, first=True), (*others, first)

@@ -1,0 +1,92 @@
+// Short rows, many to a block, between memory and shared memory as one run of 16-byte words.
+//
+// A tile is TILE_ROWS rows, whole words; in shared memory each of its rows is a team's, GROUP
+// neighbouring lanes: thread t has the row's elements t, t + GROUP, ... A row may start at any
+// element, which costs nothing there.
+#pragma once
+#include "reduce.cuh"
+#include "softmax_row.cuh"
+
+constexpr int kThreads = THREADS;
+constexpr int kGroup = GROUP;
+constexpr int kTileRows = TILE_ROWS;
+constexpr int kTile = kTileRows * kCols;
+constexpr int kTileWords = kTile / kLength;
+constexpr int kCopies = (kTileWords + kThreads - 1) / kThreads;
+constexpr int kTeams = kThreads / kGroup;
+constexpr int kEach = (kCols + kGroup - 1) / kGroup;
+static_assert(kTile % kLength == 0, "a tile is whole words");
+static_assert(kTileRows % kTeams == 0, "all threads make the same number of turns");
+
+// Whether a word of the tile holds a key that a causal mask shows, or belongs to several rows.
+__device__ __forceinline__ bool is_wanted(int word, long long tile_row, const int* first,
+                                          const Params& p) {
+#if CAUSAL
+  const int row = word * kLength / kCols;
+  const int column = word * kLength - row * kCols;
+  if (column + kLength > kCols) return true;
+  const RowIndex query = static_cast<RowIndex>(tile_row + row) % static_cast<RowIndex>(p.queries);
+  return column < causal_count(query, first, p);
+#else
+  return true;
+#endif
+}
+
+// `count` elements from memory: all words of the tile, or fewer in the last one.
+struct TileCopy {
+  Word words[kCopies];
+
+  __device__ __forceinline__ void load_words(const X* from, int count, long long tile_row,
+                                             const int* first, const Params& p) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int word = i * kThreads + static_cast<int>(threadIdx.x);
+      words[i] = Word{};
+      if ((word + 1) * kLength <= count && is_wanted(word, tile_row, first, p)) {
+        words[i] = load<true, true, kLength>(from + word * kLength);
+      }
+    }
+  }
+  __device__ __forceinline__ void put(X* tile, int count) const {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int word = i * kThreads + static_cast<int>(threadIdx.x);
+      if ((word + 1) * kLength <= count) {
+        store<true, false, kLength>(tile + word * kLength, words[i]);
+      }
+    }
+  }
+};
+
+// The elements that are no whole word of both: all of them where `whole` is false.
+__device__ __forceinline__ void copy_elements(X* to, const X* from, int count, bool whole) {
+  const int start = whole ? count / kLength * kLength : 0;
+  for (int e = start + static_cast<int>(threadIdx.x); e < count; e += kThreads) to[e] = from[e];
+}
+
+__device__ __forceinline__ void write_tile(X* to, const X* tile, int count, bool whole) {
+  if (whole) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int word = i * kThreads + static_cast<int>(threadIdx.x);
+      if ((word + 1) * kLength <= count) {
+        store<true, true, kLength>(to + word * kLength,
+                                   load<true, false, kLength>(tile + word * kLength));
+      }
+    }
+  }
+  copy_elements(to, tile, count, whole);
+}
+
+__device__ __forceinline__ float element(const X& value) {
+  return load<true, false, 1>(&value).at(0);
+}
+__device__ __forceinline__ void set_element(X* to, float value) {
+  const float one[1] = {value};
+  store<true, false, 1>(to, rounded<X>(one));
+}
+
+template <typename... Pointers>
+__device__ __forceinline__ bool all_aligned(const Pointers*... pointers) {
+  return (... && is_aligned<kLength>(pointers));
+}

@@ -1,0 +1,166 @@
+"""Softmax on the GPU, on one device's rows: called while JAX lowers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardops.kernels import launch
+from shardops.kernels.softmax_plan import (
+    MAX_KEYS,
+    MAX_MASK_DIGITS,
+    Geometry,
+    MaskKind,
+    Plan,
+    SoftmaxProblem,
+    backward_plan,
+    forward_plan,
+    mask_rows,
+)
+from shardops.kernels.target import current_target
+
+__all__ = ["MAX_KEYS", "backward_params", "forward_params", "softmax_backward", "softmax_forward"]
+
+# `Params` of csrc/kernels/softmax_row.cuh.
+_PARAMS = np.dtype(
+    [
+        ("rows", np.int64),
+        ("queries", np.int64),
+        ("diagonal", np.int64),
+        ("mask_below", np.int64, MAX_MASK_DIGITS),
+        ("mask_size", np.int64, MAX_MASK_DIGITS),
+        ("scale", np.float32),
+        ("zero", np.uint32),
+    ],
+    align=True,
+)
+
+
+def softmax_forward(
+    x: jax.Array,
+    mask: jax.Array | None,
+    first: jax.Array | None,
+    *,
+    scale: float,
+    diagonal: int | None,
+    geometry: Geometry | None = None,
+) -> jax.Array:
+    """Turns the scaled logits of each row into weights that sum to 1 over the keys it sees.
+
+    Args:
+      x: [*batch, q, k] float32 | bfloat16 | float16; at least one element.
+      mask: None, or bool of the rank of x, each dim 1 or that of x: True hides a key.
+      first: None, or an int32 scalar: which query row 0 of x is.
+      diagonal: query i sees keys up to i + first + diagonal; None: all.
+      geometry: overrides the one that the plan chooses, for tuning.
+    Returns: as x. A row that sees no key is 0.
+    """
+    digits, kind = (), 0
+    if mask is not None:
+        mask, digits, kind = _fitted(mask, x.shape)
+    problem = SoftmaxProblem(
+        rows=math.prod(x.shape[:-1]),
+        keys=x.shape[-1],
+        x=x.dtype.name,
+        mask=kind,
+        digits=len(digits),
+        causal=diagonal is not None,
+        first=first is not None,
+        sign=(scale > 0) - (scale < 0),
+    )
+    params = forward_params(x.shape, scale, diagonal, digits)
+    operands = [operand for operand in (x, mask, first) if operand is not None]
+    return _run(forward_plan(problem, current_target(), geometry), operands, x, params)
+
+
+def softmax_backward(
+    dy: jax.Array,
+    y: jax.Array,
+    first: jax.Array | None,
+    *,
+    scale: float,
+    diagonal: int | None,
+    geometry: Geometry | None = None,
+) -> jax.Array:
+    """Pulls a cotangent of y back.
+
+        dx = scale · y · (dy - sum_k(y · dy)), over the keys that a query sees; 0 at the others
+
+    Args:
+      dy, y: [*batch, q, k], of one type; at least one element.
+      first, diagonal, geometry: as of the forward. Later keys are not read.
+    Returns: dx as y.
+    """
+    problem = SoftmaxProblem(
+        rows=math.prod(y.shape[:-1]),
+        keys=y.shape[-1],
+        x=y.dtype.name,
+        causal=diagonal is not None,
+        first=first is not None,
+    )
+    params = backward_params(y.shape, scale, diagonal)
+    operands = [operand for operand in (dy, y, first) if operand is not None]
+    return _run(backward_plan(problem, current_target(), geometry), operands, y, params)
+
+
+def forward_params(
+    shape: tuple[int, ...],
+    scale: float,
+    diagonal: int | None,
+    digits: tuple[tuple[int, int], ...] = (),
+) -> np.void:
+    """The scalars of the forward kernels."""
+    # Neither 0 nor infinity, which times a hidden key's -inf or the top's 0 would be NaN. That the
+    # scale is 0 is told by the problem's sign.
+    limits = np.finfo(np.float32)
+    doubled = 2 * math.log2(math.e) * abs(scale) if scale else 1.0
+    doubled = min(max(doubled, float(limits.smallest_subnormal)), float(limits.max))
+    return _params(shape, doubled, diagonal, digits)
+
+
+def backward_params(shape: tuple[int, ...], scale: float, diagonal: int | None) -> np.void:
+    """The scalars of the backward kernels."""
+    return _params(shape, scale, diagonal, ())
+
+
+def _params(
+    shape: tuple[int, ...],
+    scale: float,
+    diagonal: int | None,
+    digits: tuple[tuple[int, int], ...],
+) -> np.void:
+    params = np.zeros(1, _PARAMS)[0]
+    params["rows"] = math.prod(shape[:-1])
+    params["queries"] = shape[-2] if len(shape) > 1 else 1
+    params["diagonal"] = diagonal or 0
+    for i, (below, size) in enumerate(digits):
+        params["mask_below"][i], params["mask_size"][i] = below, size
+    params["scale"] = scale
+    return params
+
+
+def _fitted(
+    mask: jax.Array, shape: tuple[int, ...]
+) -> tuple[jax.Array, tuple[tuple[int, int], ...], MaskKind]:
+    """The mask with no more digits than the kernels have room for: else it grows, outside in."""
+    digits = mask_rows(shape[:-1], mask.shape[:-1])
+    grown = 0
+    while len(digits) > MAX_MASK_DIGITS:
+        grown += 1
+        mask = jnp.broadcast_to(mask, (*shape[:grown], *mask.shape[grown:]))
+        digits = mask_rows(shape[:-1], mask.shape[:-1])
+    # With one key a byte a key is a byte a row.
+    return mask, digits, 1 if mask.shape[-1] == shape[-1] else 2
+
+
+def _run(plan: Plan, operands: list[jax.Array], like: jax.Array, params: np.void) -> jax.Array:
+    result = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    if plan.workspace is None:
+        (out,) = launch.call(plan.launches[0], operands, [result], [params])
+        return out
+    parts, finish = plan.launches
+    workspace = jax.ShapeDtypeStruct(plan.workspace, jnp.float32)
+    (found,) = launch.call(parts, operands, [workspace], [params])
+    (out,) = launch.call(finish, [*operands, found], [result], [params])
+    return out
