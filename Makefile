@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format gpu bench collectives exhaustive test-versions clean
+.PHONY: help demo test check docs format gpu bench tune collectives exhaustive test-versions clean
 
 VENV ?= .venv
 export PYTHON SYSTEM_PACKAGES VENV
@@ -63,11 +63,15 @@ gpu: $(GPU_READY) ## the tests that need GPUs, then the record of what they saw
 bench: $(GPU_READY) ## time the kernels beside XLA on this GPU
 	$(RUN) benchmarks/bench.py
 
+tune: $(GPU_READY) ## time launch shapes of the norms on this GPU; its cache keeps the best
+	$(RUN) benchmarks/tune.py --table "$$($(RUN) -c 'from shardops import config; print(config.get().cache_dir / "tuned")')"
+
 collectives: $(TEST_READY) ## what everyday layouts move, into docs/collectives.md
 	$(RUN) -m benchmarks.collectives
 
 exhaustive: $(TEST_READY) ## thousands of drawn cases where `test` has hundreds
-	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules
+	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules \
+	  tests/kernels/test_resources.py
 
 test-versions: ## a smoke part of the tests on every supported pair of Python and JAX found here
 	scripts/test_versions.sh

@@ -69,7 +69,7 @@ template <bool kAligned>
 __device__ __forceinline__ void write_row(const Row& row, const Gamma* __restrict__ gamma,
                                           float mean_wx, float mean_w, bool is_first,
                                           float* gamma_sums, float* beta_sums) {
-#pragma unroll 2
+#pragma unroll(HAS_ADD ? 1 : 2)
   for (int v = threadIdx.x; v < kVectors; v += kThreads) {
     const int c = v * kLength;
     const Vector<X, kLength> x = load<kAligned, true, kLength>(row.x + c);

@@ -4,11 +4,13 @@
 //
 // Layout: partials [1 + HAS_BETA, blocks, COLS] float32; dgamma, dbeta [COLS] float32.
 // Threads: block (TILE_COLS, TILE_ROWS) sums TILE_COLS columns; thread (i, j) takes partials
-// j, j + TILE_ROWS, ... of column i, then column i's TILE_ROWS sums are added up pairwise in shared
-// memory. blockIdx.y picks dgamma or dbeta. A fixed order: the same bits every run.
+// j, j + TILE_ROWS, ... of column i, BATCH of them on their way at once, then column i's TILE_ROWS
+// sums are added up pairwise in shared memory. blockIdx.y picks dgamma or dbeta. A fixed order: the
+// same bits every run.
 constexpr int kCols = COLS;
 constexpr int kTileCols = TILE_COLS;
 constexpr int kTileRows = TILE_ROWS;
+constexpr int kBatch = BATCH;
 static_assert((kTileRows & (kTileRows - 1)) == 0, "the pairwise sum halves the rows");
 
 extern "C" __global__ void __launch_bounds__(kTileCols* kTileRows)
@@ -23,11 +25,15 @@ extern "C" __global__ void __launch_bounds__(kTileCols* kTileRows)
   const float* source = partials + static_cast<long long>(blockIdx.y) * blocks * kCols + column;
 
   float sum = 0.0f;
-  if (active) {
-#pragma unroll 8
-    for (int b = threadIdx.y; b < blocks; b += kTileRows) {
-      sum += source[static_cast<long long>(b) * kCols];
+  for (int first = threadIdx.y; active && first < blocks; first += kTileRows * kBatch) {
+    float values[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int b = first + i * kTileRows;
+      values[i] = b < blocks ? source[static_cast<long long>(b) * kCols] : 0.0f;
     }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sum += values[i];
   }
   tile[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();

@@ -82,7 +82,7 @@ __device__ __forceinline__ void normalise(const X* row, const Gamma* __restrict_
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     norm_forward_long(const X* __restrict__ x, const Gamma* __restrict__ gamma,
 #if HAS_BETA
                       const Beta* __restrict__ beta,

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels import launch
-from shardops.kernels.norm_plan import NormProblem, backward_plan, forward_plan
+from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import current_target
 
 Kind = Literal["layer", "rms"]

@@ -2,58 +2,19 @@
 
 A row is cut into vectors of up to 16 bytes. Rows whose vectors fit in the registers of one block
 take the kernels that read them once; longer rows take the `_long` kernels, which read them twice.
+On sm_90 and newer, rows stream through shared memory (norm_staged.py) where that is faster.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
+from shardops.kernels import norm_staged, tuned
 from shardops.kernels.launch import Kernel, Launch
+from shardops.kernels.norm_problem import NormProblem, constants_of, register_limit, round_up
+from shardops.kernels.norm_staged import Staged, staged_backward, staged_forward
 from shardops.kernels.target import Target
 
-_TYPE_CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
-_TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_GRID = 2**31 - 1
 _LONG_THREADS = 1024
-
-
-@dataclass(frozen=True)
-class NormProblem:
-    """What a norm's launch depends on; all of it is static.
-
-    Args:
-      x, gamma, beta: dtype names; beta is None where there is none.
-      add: forward: a residual is added first; backward: its cotangent is added last.
-    """
-
-    rows: int
-    cols: int
-    kind: Literal["layer", "rms"]
-    x: str
-    gamma: str
-    beta: str | None = None
-    add: bool = False
-    zero_centered: bool = False
-
-    @property
-    def vector(self) -> int:
-        """Elements in the widest word that cuts every row evenly."""
-        length = 16 // _TYPE_BYTES[self.x]
-        while self.cols % length:
-            length //= 2
-        return length
-
-    @property
-    def vectors(self) -> int:
-        return self.cols // self.vector
-
-    @property
-    def sums(self) -> int:
-        """Parameter gradients: dgamma, and dbeta where there is a beta."""
-        return 1 + (self.beta is not None)
-
-    def registers(self, dtype: str) -> int:
-        """32-bit registers that one vector of `dtype` takes."""
-        return max(1, self.vector * _TYPE_BYTES[dtype] // 4)
 
 
 @dataclass(frozen=True)
@@ -84,9 +45,13 @@ class BackwardPlan:
     workspace: tuple[int, int, int]
 
 
-def forward_plan(problem: NormProblem, target: Target, geometry: Geometry | None = None) -> Launch:
+def forward_plan(
+    problem: NormProblem, target: Target, geometry: Geometry | Staged | None = None
+) -> Launch:
     """Plans the forward launch; `geometry` overrides the one chosen, for tuning."""
-    geometry = geometry or forward_geometry(problem)
+    geometry = geometry or forward_geometry(problem, target)
+    if isinstance(geometry, Staged):
+        return staged_forward(problem, target, geometry)
     name = "norm_forward_long" if geometry.long else "norm_forward"
     constants = _constants(problem, geometry) + (("STREAM", 1),) * (not geometry.long)
     grid = min(_blocks(problem, geometry), _MAX_GRID)
@@ -98,10 +63,13 @@ def forward_plan(problem: NormProblem, target: Target, geometry: Geometry | None
 
 
 def backward_plan(
-    problem: NormProblem, target: Target, geometry: Geometry | None = None
+    problem: NormProblem, target: Target, geometry: Geometry | Staged | None = None
 ) -> BackwardPlan:
     """Plans the backward launch and the sum of its partials."""
     geometry = geometry or backward_geometry(problem, target)
+    if isinstance(geometry, Staged):
+        main, partials = staged_backward(problem, target, geometry)
+        return BackwardPlan(main, _finish(problem, target), (problem.sums, partials, problem.cols))
     grid = min(_blocks(problem, geometry), target.sm_count * geometry.min_blocks)
     if geometry.long:
         name, shared = "norm_backward_long", 4 * problem.sums * problem.cols
@@ -120,29 +88,73 @@ def backward_plan(
     return BackwardPlan(main, _finish(problem, target), (problem.sums, grid, problem.cols))
 
 
-def forward_geometry(problem: NormProblem) -> Geometry:
-    """Four 16-byte vectors a thread and 1024 threads a multiprocessor.
+def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged:
+    """The shape measured for this GPU, else rows in registers, else streamed, else read twice."""
+    return (
+        _measured(problem, target, "forward")
+        or norm_staged.forward_choice(problem, target)
+        or _forward_in_registers(problem)
+        or Geometry(threads_per_row=_LONG_THREADS, long=True)
+    )
 
-    So many bytes in flight reach the memory's speed, and the register bound that comes with it
-    makes LayerNorm up to a third faster than none.
+
+def backward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged:
+    """The shape measured for this GPU, else streamed rows, else in registers, else read twice."""
+    return (
+        _measured(problem, target, "backward")
+        or norm_staged.backward_choice(problem, target)
+        or _backward_in_registers(problem, target)
+        or Geometry(threads_per_row=_LONG_THREADS, long=True)
+    )
+
+
+def _measured(problem: NormProblem, target: Target, direction: str) -> Geometry | Staged | None:
+    fields = tuned.lookup(problem, target, direction)
+    if fields is None:
+        return None
+    return Staged(**fields) if "stages" in fields else Geometry(**fields)
+
+
+def _forward_in_registers(problem: NormProblem) -> Geometry | None:
+    """As few threads a row as reach the memory's speed: 32 to 64 bytes each, more where LayerNorm
+    sums twice and short rows fit a warp.
+
+    1024 threads a multiprocessor; the register bound that comes with it makes LayerNorm up to a
+    third faster than none.
     """
+    wide = problem.registers(problem.x) == 4
+    if wide and problem.vectors <= 256 and problem.kind == "layer":
+        threads = min(32, max(1, 1 << (-(-problem.vectors // 4) - 1).bit_length()))
+        threads = 16 if threads == 8 and problem.vectors > 16 else threads
+        rows = 128 // threads
+        return Geometry(threads, rows, 8 if problem.vectors <= 128 else 4)
+    if problem.vectors <= 64 and wide:
+        threads = 1 << (-(-problem.vectors // 2) - 1).bit_length()
+        return Geometry(threads, max(1, 128 // threads), 8)
     short = _short_rows(problem)
     if short is not None:
         return short
     # Narrow vectors hold less each, so more of them keep as many bytes in flight.
-    for per_thread in (4, 8) if problem.registers(problem.x) > 1 else (8, 16, 32):
+    choices = (8, 16, 32) if problem.registers(problem.x) == 1 else (4, 8)
+    if wide and problem.kind == "rms":
+        choices = (2, *choices) if problem.vectors <= 384 else choices
+        choices = (3, *choices) if problem.vectors > 1024 else choices
+    elif wide and problem.vectors > 1024:
+        choices = (8,)
+    for per_thread in choices:
         threads = _warps(problem.vectors, per_thread)
         registers = per_thread * problem.registers(problem.x)
         if threads <= (512 if registers > 24 else 1024):
             rows_per_block = max(1, 128 // threads)
-            resident = 1024 // (threads * rows_per_block)
-            if registers > 24 or problem.add:
-                resident //= 2
+            resident = 768 if registers > 24 else 1024
+            if registers > 24 and problem.registers(problem.gamma) > 4:
+                resident = 512  # gamma and beta in float32 take more than the row
+            resident //= (1 + problem.add) * threads * rows_per_block
             return Geometry(threads, rows_per_block, max(1, resident))
-    return Geometry(threads_per_row=_LONG_THREADS, long=True)
+    return None
 
 
-def backward_geometry(problem: NormProblem, target: Target) -> Geometry:
+def _backward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
     """The next row is prefetched, and few threads share a row.
 
     Few threads make the reduction cheap, the prefetch keeps the memory busy during it; 24 elements
@@ -163,7 +175,7 @@ def backward_geometry(problem: NormProblem, target: Target) -> Geometry:
             resident_threads = threads * found.rows_per_block * found.min_blocks
             if resident_threads >= 256:
                 return found
-    return Geometry(threads_per_row=_LONG_THREADS, long=True)
+    return None
 
 
 def _resident(
@@ -178,20 +190,15 @@ def _resident(
     """Fills a multiprocessor with as many blocks as registers and threads allow; 0 if not one."""
     per_thread = -(-problem.vectors // threads)
     needed = _held_registers(problem, per_thread, prefetch, hold_gamma)
+    needed += 8 * (target.arch in ("sm_100", "sm_103"))  # whose ptxas takes a few more
     # Unpacked rows need little beside what the source says.
     packed = problem.x != "float32" and problem.vector > 1
-    needed = needed * (percent if packed else 108) // 100
+    needed = needed * (percent if packed else 112) // 100
     block = threads * rows_per_block
     blocks = min(target.threads_per_sm // block, 16)
-    while blocks and _register_limit(block * blocks) < needed:
+    while blocks and register_limit(block * blocks) < needed:
         blocks -= 1
     return Geometry(threads, rows_per_block, blocks, False, prefetch, hold_gamma)
-
-
-def _register_limit(resident_threads: int) -> int:
-    """Registers a thread may have: warps are dealt to 4 schedulers, 512 registers a lane each."""
-    warps_per_scheduler = -(-resident_threads // 128)
-    return min(255, 512 // warps_per_scheduler // 8 * 8)
 
 
 # Elements a thread, best first, and the registers that ptxas wants for them, in percent of those
@@ -217,34 +224,32 @@ def _short_rows(problem: NormProblem) -> Geometry | None:
 
 
 def _finish(problem: NormProblem, target: Target) -> Launch:
-    """Narrow tiles where wide ones would leave multiprocessors idle; 8 floats are one sector."""
+    """Narrow tiles where wide ones would leave multiprocessors idle; 8 floats are one sector.
+
+    256 threads, and one batch of loads for a row of partials from each multiprocessor: the loads'
+    latency, paid once, is most of the time.
+    """
     tile = 32
     while tile > 8 and -(-problem.cols // tile) < target.sm_count:
         tile //= 2
+    tile_rows = 256 // tile
     constants = (
         ("COLS", problem.cols),
         ("HAS_BETA", problem.sums - 1),
         ("TILE_COLS", tile),
-        ("TILE_ROWS", 1024 // tile),
+        ("TILE_ROWS", tile_rows),
+        ("BATCH", -(-target.sm_count // tile_rows)),
     )
     return Launch(
         Kernel("norm_finish.cuh", "norm_finish", constants),
         (-(-problem.cols // tile), problem.sums, 1),
-        (tile, 1024 // tile, 1),
+        (tile, tile_rows, 1),
     )
 
 
 def _constants(problem: NormProblem, geometry: Geometry) -> tuple[tuple[str, int], ...]:
     return (
-        ("COLS", problem.cols),
-        ("VECTOR", problem.vector),
-        ("X_TYPE", _TYPE_CODES[problem.x]),
-        ("GAMMA_TYPE", _TYPE_CODES[problem.gamma]),
-        ("BETA_TYPE", _TYPE_CODES[problem.beta or "float32"]),
-        ("LAYER", int(problem.kind == "layer")),
-        ("HAS_BETA", problem.sums - 1),
-        ("HAS_ADD", int(problem.add)),
-        ("ZERO_CENTERED", int(problem.zero_centered)),
+        *constants_of(problem),
         ("THREADS_PER_ROW", geometry.threads_per_row),
         ("ROWS_PER_BLOCK", geometry.rows_per_block),
         ("MIN_BLOCKS", geometry.min_blocks),
@@ -257,8 +262,4 @@ def _blocks(problem: NormProblem, geometry: Geometry) -> int:
 
 def _warps(vectors: int, per_thread: int) -> int:
     """Threads, in whole warps, that own at most `per_thread` vectors each."""
-    return _round_up(-(-vectors // per_thread), 32)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    return round_up(-(-vectors // per_thread), 32)

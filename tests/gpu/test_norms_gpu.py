@@ -12,7 +12,8 @@ from shardops.kernels import norm
 from tests import references
 from tests.closeness import assert_close
 
-LENGTHS = (1, 7, 96, 300, 1000, 1001, 1024, 3000, 4096, 5120, 12288, 20001, 65536, 262144)
+LENGTHS = (1, 7, 33, 96, 300, 1000, 1001, 1024, 3000, 4096, 5120, 8192, 12288, 20001, 20480)
+LENGTHS += (32768, 65536, 262144)
 ROWS = (1, 3, 130, 700)  # one block, few, more than one a multiprocessor, several turns of a block
 EPSILON = 1e-5
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)

@@ -1,8 +1,10 @@
-// Runs one of csrc/kernels' sources on the host: a fiber a thread, blocks one after the other.
+// Runs one of csrc/kernels' sources on the host: a fiber a thread, clusters one after the other.
 //
-// A fiber runs until its next barrier or shuffle; then the block's next fiber runs. So all fibers
-// must meet the same barriers and shuffles in the same order, a stricter rule than CUDA's, and one
-// that these kernels are written to keep. `emulate` returns 1 where a kernel broke it.
+// A fiber runs until it must wait for others: at a barrier of its block or cluster, at a shuffle of
+// its warp, or for an mbarrier. `emulate` returns 1 where nobody can go on, as where the threads of
+// a warp meet different numbers of shuffles. Copies that are asynchronous on a GPU are done as late
+// as can be: when somebody waits. Blocks of a cluster must not use static shared memory: there is
+// one of it.
 #include <ucontext.h>
 
 #include <cmath>
@@ -33,36 +35,66 @@ static Index threadIdx, blockIdx, gridDim;
 static float* dynamic_shared;
 
 namespace host {
-enum Stop { kStarted, kBarrier, kShuffle, kDone };
+enum Stop { kStarted, kAtWarp, kAtBlock, kAtCluster, kWaits, kDone };
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
+  Index thread, block;
+  unsigned rank;  // of its block in the cluster
+  float* shared;  // its block's
   Stop stop = kStarted;
-  int shuffles = 0;
+  int shuffles = 0, block_barriers = 0, cluster_barriers = 0;
 };
-static std::vector<Fiber> fibers;
+static std::vector<Fiber> fibers;  // of a cluster, block by block
+static unsigned per_block;
 static std::vector<float> exchanged[2];
 static ucontext_t scheduler;
 static unsigned current;
 static void (*body)();
+static long shared_size;
 
+inline Fiber& me() { return fibers[current]; }
 inline void stop_at(Stop why) {
-  fibers[current].stop = why;
-  swapcontext(&fibers[current].context, &scheduler);
+  me().stop = why;
+  swapcontext(&me().context, &scheduler);
 }
 inline void enter() {
   body();
-  fibers[current].stop = kDone;
+  me().stop = kDone;
+}
+// Whether all fibers from `first` on have met as many of what `counter` counts as `least`.
+inline bool all_at(int Fiber::* counter, unsigned first, unsigned count, int least) {
+  for (unsigned i = first; i < first + count; ++i) {
+    if (fibers[i].*counter < least) return false;
+  }
+  return true;
+}
+inline bool can_go_on(unsigned i) {
+  const Fiber& f = fibers[i];
+  if (f.stop == kAtBlock) {
+    return all_at(&Fiber::block_barriers, i / per_block * per_block, per_block, f.block_barriers);
+  }
+  if (f.stop == kAtCluster) {
+    return all_at(&Fiber::cluster_barriers, 0, fibers.size(), f.cluster_barriers);
+  }
+  return f.stop != kAtWarp || all_at(&Fiber::shuffles, i / 32 * 32, 32, f.shuffles);
 }
 }  // namespace host
 
-inline void __syncthreads() { host::stop_at(host::kBarrier); }
+inline void __syncthreads() {
+  host::me().block_barriers++;
+  host::stop_at(host::kAtBlock);
+}
+inline void __syncwarp() {
+  host::me().shuffles++;
+  host::stop_at(host::kAtWarp);
+}
 inline float __shfl_xor_sync(unsigned, float value, int offset) {
   // Two buffers in turn: a fiber can be one shuffle ahead of its partner, never two.
-  std::vector<float>& buffer = host::exchanged[host::fibers[host::current].shuffles++ % 2];
+  std::vector<float>& buffer = host::exchanged[host::me().shuffles++ % 2];
   const unsigned me = host::current;
   buffer[me] = value;
-  host::stop_at(host::kShuffle);
+  host::stop_at(host::kAtWarp);
   return buffer[me ^ static_cast<unsigned>(offset)];
 }
 template <typename T>
@@ -109,6 +141,8 @@ inline unsigned bf16x2_from_floats(float low, float high) {
 }
 inline void forget_origin(unsigned&) {}
 
+#include "async_on_host.h"
+
 namespace host {
 template <typename... Parameters, std::size_t... kIndices>
 void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<kIndices...>) {
@@ -119,11 +153,9 @@ void call(void (*kernel)(Parameters...), void** arguments) {
   call(kernel, arguments, std::index_sequence_for<Parameters...>());
 }
 
-// Returns 1 where fibers of a block stopped at different things.
-inline int run_block(const Index& block) {
-  const unsigned count = block.x * block.y * block.z;
-  fibers.assign(count, {});
-  for (std::vector<float>& buffer : exchanged) buffer.assign(count, 0.0f);
+// Returns 1 where nobody can go on.
+inline int run_cluster() {
+  for (std::vector<float>& buffer : exchanged) buffer.assign(fibers.size(), 0.0f);
   for (Fiber& fiber : fibers) {
     fiber.stack.resize(1 << 16);
     getcontext(&fiber.context);
@@ -132,32 +164,58 @@ inline int run_block(const Index& block) {
     fiber.context.uc_link = &scheduler;
     makecontext(&fiber.context, enter, 0);
   }
-  while (fibers[0].stop != kDone) {
-    for (current = 0; current < count; ++current) {
-      threadIdx = {current % block.x, current / block.x % block.y, current / block.x / block.y};
-      swapcontext(&scheduler, &fibers[current].context);
-      if (fibers[current].stop != fibers[0].stop) return 1;
+  int idle_rounds = 0;
+  for (bool any = true; any && idle_rounds < 3;) {
+    any = false;
+    bool progress = false;
+    for (current = 0; current < fibers.size(); ++current) {
+      Fiber& fiber = me();
+      if (fiber.stop == kDone) continue;
+      any = true;
+      if (!can_go_on(current)) continue;
+      threadIdx = fiber.thread;
+      blockIdx = fiber.block;
+      dynamic_shared = fiber.shared;
+      swapcontext(&scheduler, &fiber.context);
+      progress = progress || fiber.stop != kWaits;
     }
+    idle_rounds = progress ? 0 : idle_rounds + 1;
+  }
+  for (const Fiber& fiber : fibers) {
+    if (fiber.stop != kDone) return 1;
   }
   return 0;
 }
 
 template <typename Kernel>
-int launch(Kernel* kernel, const Index& grid, const Index& block, long shared_bytes, void** args) {
+int launch(Kernel* kernel, const Index& grid, const Index& block, unsigned cluster,
+           long shared_bytes, void** args) {
   static Kernel* the_kernel;
   static void** the_arguments;
   the_kernel = kernel;
   the_arguments = args;
   body = [] { call(the_kernel, the_arguments); };
   gridDim = grid;
+  per_block = block.x * block.y * block.z;
+  shared_size = shared_bytes;
   for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; ++x) {
+    for (unsigned x = 0; x < grid.x; x += cluster) {
       // NaN in every word: what is read before it is written shows.
-      std::vector<uint4> shared(shared_bytes / 16 + 1);
-      std::memset(shared.data(), 0xff, shared.size() * 16);
-      dynamic_shared = reinterpret_cast<float*>(shared.data());
-      blockIdx = {x, y, 0};
-      if (run_block(block) != 0) return 1;
+      std::vector<std::vector<uint4>> shared(cluster);
+      fibers.clear();
+      fibers.resize(cluster * per_block);
+      for (unsigned rank = 0; rank < cluster; ++rank) {
+        shared[rank].resize(shared_bytes / 16 + 1);
+        std::memset(shared[rank].data(), 0xff, shared[rank].size() * 16);
+        for (unsigned t = 0; t < per_block; ++t) {
+          Fiber& fiber = fibers[rank * per_block + t];
+          fiber.thread = {t % block.x, t / block.x % block.y, t / block.x / block.y};
+          fiber.block = {x + rank, y, 0};
+          fiber.rank = rank;
+          fiber.shared = reinterpret_cast<float*>(shared[rank].data());
+        }
+      }
+      if (run_cluster() != 0) return 1;
     }
   }
   return 0;

@@ -2,6 +2,7 @@
 
 import ctypes
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -22,7 +23,7 @@ _FLAGS = [
     "-fsanitize=alignment",
     "-ffp-contract=off",
 ]
-_DYNAMIC_SHARED = "extern __shared__ __align__(16) float shared_sums[];"
+_DYNAMIC_SHARED = re.compile(r"extern __shared__ __align__\(\d+\) ([\w ]+) (\w+)\[\];")
 
 reason_missing = None if _COMPILER else "no g++ on PATH to build the kernels for the host with"
 
@@ -42,27 +43,30 @@ def run(
     addresses = [ctypes.addressof(pointer) for pointer in pointers]
     addresses += [scalar.ctypes.data for scalar in packed]
     grid, block = ((ctypes.c_uint * 3)(*shape) for shape in (launch.grid, launch.block))
+    assert launch.cluster[1:] == (1, 1)
     broken = library.emulate(
         grid,
         block,
+        ctypes.c_uint(launch.cluster[0]),
         ctypes.c_long(launch.shared_bytes),
         (ctypes.c_void_p * len(addresses))(*addresses),
     )
-    assert broken == 0, f"{launch.kernel.name}: a block's threads met different barriers"
+    assert broken == 0, f"{launch.kernel.name}: its threads wait for each other"
 
 
 def _built(launch: Launch, directory: pathlib.Path) -> ctypes.CDLL:
     kernel = launch.kernel
-    text = compile.source_text(kernel.file, kernel.constants, leave_out=("ptx.cuh",))
-    text = text.replace(_DYNAMIC_SHARED, "float* shared_sums = dynamic_shared;")
+    text = compile.source_text(kernel.file, kernel.constants, leave_out=("ptx.cuh", "async.cuh"))
+    text = _DYNAMIC_SHARED.sub(r"\1* \2 = reinterpret_cast<\1*>(dynamic_shared);", text)
     source = directory / f"{kernel.name}-{abs(hash(kernel)):x}.cc"
     library = source.with_suffix(".so")
     if not library.exists():
         source.write_text(
             f'#include "{_SHIM}"\n{text}\n'
-            'extern "C" int emulate(const Index* grid, const Index* block, long shared_bytes,\n'
-            "                       void** arguments) {\n"
-            f"  return host::launch({kernel.name}, *grid, *block, shared_bytes, arguments);\n}}\n"
+            'extern "C" int emulate(const Index* grid, const Index* block, unsigned cluster,\n'
+            "                       long shared_bytes, void** arguments) {\n"
+            f"  return host::launch({kernel.name}, *grid, *block, cluster, shared_bytes,\n"
+            "                      arguments);\n}\n"
         )
         assert _COMPILER is not None
         subprocess.run([_COMPILER, *_FLAGS, str(source), "-o", str(library)], check=True)

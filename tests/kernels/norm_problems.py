@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from shardops.kernels.norm_plan import NormProblem
+from shardops.kernels.norm_problem import NormProblem
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 NAMES = tuple(DTYPES)

@@ -6,69 +6,26 @@ import pathlib
 import numpy as np
 import pytest
 
-from shardops.kernels.norm_plan import Geometry, NormProblem, backward_plan, forward_plan
-from shardops.kernels.target import target_for
-from tests import references
-from tests.closeness import epsilon
+from shardops.kernels.norm_plan import Geometry
+from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_staged import Staged
 from tests.kernels import emulator
-from tests.kernels.norm_problems import DTYPES, Arrays, blank, random_arrays
+from tests.kernels.norm_emulation import EPSILON, assert_close, backward, check, forward
+from tests.kernels.norm_problems import random_arrays
 
 pytestmark = pytest.mark.skipif(
     emulator.reason_missing is not None, reason=str(emulator.reason_missing)
 )
 
-# Few multiprocessors, so that a block gets several rows.
-TARGET = target_for("sm_90", 2)
-EPSILON = np.float32(1e-5)
 LONG = Geometry(threads_per_row=128, long=True)
-KINDS_AND_GEOMETRIES = list(itertools.product(["layer", "rms"], [None, LONG]))
+WIDE = Staged(64, 64, stages=4)
+CLUSTER = Staged(64, 64, stages=4, cluster=2)
+KINDS_AND_GEOMETRIES = list(itertools.product(["layer", "rms"], [None, LONG, WIDE, CLUSTER]))
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> pathlib.Path:
     return tmp_path_factory.mktemp("emulated")
-
-
-def forward(problem, arrays: Arrays, built, geometry=None, offset=0) -> dict[str, np.ndarray]:
-    shape, rows = arrays.x.shape, arrays.x.shape[:1]
-    results = {"y": blank(shape, problem.x, offset)}
-    results |= {"h": blank(shape, problem.x, offset)} if problem.add else {}
-    results |= {"mean": blank(rows, "float32")} if problem.kind == "layer" else {}
-    results |= {"rstd": blank(rows, "float32")}
-    operands = [arrays.x, arrays.gamma, arrays.beta, arrays.add]
-    emulator.run(
-        forward_plan(problem, TARGET, geometry),
-        built,
-        [operand for operand in operands if operand is not None],
-        list(results.values()),
-        [np.int64(rows[0]), EPSILON],
-    )
-    return results
-
-
-def backward(problem, arrays: Arrays, saved, built, geometry=None, offset=0):
-    plan = backward_plan(problem, TARGET, geometry)
-    h = saved.get("h", arrays.x)
-    dx = blank(h.shape, problem.x, offset)
-    partials = blank(plan.workspace, "float32")
-    operands = [arrays.dy, h, arrays.gamma, saved.get("mean"), saved["rstd"], arrays.dh]
-    operands = [operand for operand in operands if operand is not None]
-    emulator.run(plan.main, built, operands, [dx, partials], [np.int64(len(h))])
-    sums = [blank(arrays.gamma.shape, "float32") for _ in range(problem.sums)]
-    emulator.run(plan.finish, built, [partials], sums, [np.int32(plan.workspace[1])])
-    return dx, *sums
-
-
-def assert_close(name: str, got: np.ndarray, want: np.ndarray, bound: float) -> None:
-    scale = np.linalg.norm(want) or 1.0
-    error = np.linalg.norm(got.astype(np.float64) - want) / scale
-    assert error <= bound, f"{name}: relative error {error:.2e}, bound {bound:.2e}"
-
-
-# Rounding a result costs half a unit; float32 sums of n terms about sqrt(n) units of float32, less
-# than 1e-6 up to the lengths here.
-def bound(dtype: str) -> float:
-    return epsilon(DTYPES[dtype]) / 2 + 1e-6
 
 
 #        rows, cols, kind, x, gamma, beta, add, zero_centered; offset; geometry
@@ -84,38 +41,46 @@ CASES = {
     "one row a block": (NormProblem(5, 3000, "layer", "float32", "bfloat16", "float32"), 0, None),
     "long": (NormProblem(5, 1304, "layer", "float16", "float32", "float32", True), 0, LONG),
     "long, misaligned": (NormProblem(4, 1300, "rms", "bfloat16", "float32", None, True), 1, LONG),
+    "staged, rows share a warp, last tile cut": (
+        NormProblem(147, 24, "layer", "bfloat16", "float32", "bfloat16", True), 0,
+        Staged(64, 4, stages=4, store_tiles=True)),
+    "staged, odd rows": (
+        NormProblem(100, 33, "rms", "float16", "float16", None, True, True), 0,
+        Staged(64, 8, stages=4, store_tiles=True)),
+    "staged, a warp a row": (
+        NormProblem(57, 264, "layer", "float16", "float16", "float32"), 0,
+        Staged(64, 32, stages=3)),
+    "staged, misaligned": (
+        NormProblem(57, 264, "layer", "bfloat16", "bfloat16", "float32", True), 1,
+        Staged(64, 32, stages=4, store_tiles=True)),
+    "staged, wide": (
+        NormProblem(23, 1304, "layer", "bfloat16", "bfloat16", "float32", True), 0, WIDE),
+    "staged, wide, odd rows, several a tile": (
+        NormProblem(43, 333, "rms", "bfloat16", "float32", None, True), 0,
+        Staged(64, 64, stages=4, turns=8, store_tiles=True)),
+    "staged, wide, rows side by side": (
+        NormProblem(23, 1304, "layer", "bfloat16", "bfloat16", "float32", True), 0,
+        Staged(192, 64, stages=4)),
+    "staged, wide, odd rows side by side": (
+        NormProblem(43, 333, "rms", "float16", "float16"), 0,
+        Staged(128, 64, stages=4, turns=4, store_tiles=True)),
+    "staged, wide, misaligned": (
+        NormProblem(11, 600, "rms", "float32", "float32", None), 1, Staged(64, 64, stages=4)),
+    "staged, cluster": (
+        NormProblem(17, 2056, "layer", "bfloat16", "bfloat16", "float32", True), 0, CLUSTER),
+    "staged, cluster of 3, one short": (
+        NormProblem(9, 1000, "layer", "float32", "bfloat16", "bfloat16"), 0,
+        Staged(64, 64, stages=4, cluster=3, store_tiles=True)),
+    "staged, cluster, misaligned": (
+        NormProblem(9, 1000, "rms", "bfloat16", "bfloat16", None, True), 1,
+        Staged(64, 64, stages=4, cluster=2, hold_gamma=False)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_norm_kernels_match_float64(case, built, rng, capfd):
     problem, offset, geometry = CASES[case]
-    arrays = random_arrays(problem, rng, offset)
-    got = forward(problem, arrays, built, geometry, offset)
-
-    options = {"add": arrays.add, "epsilon": EPSILON, "zero_centered_gamma": problem.zero_centered}
-    if problem.kind == "layer":
-        want = references.layer_norm_reference(arrays.x, arrays.gamma, arrays.beta, **options)
-        vjp = references.layer_norm_vjp_reference
-    else:
-        want = references.rms_norm_reference(arrays.x, arrays.gamma, **options)
-        vjp = references.rms_norm_vjp_reference
-    assert_close("y", got["y"], want.y, bound(problem.x))
-    if problem.add:
-        np.testing.assert_array_equal(got["h"].astype(np.float64), want.h)
-    mean = want.h.mean(1) if problem.kind == "layer" else np.zeros(problem.rows)
-    if problem.kind == "layer":
-        assert_close("mean", got["mean"], mean, 1e-6)
-    rstd = 1 / np.sqrt(((want.h - mean[:, None]) ** 2).mean(1) + EPSILON)
-    assert_close("rstd", got["rstd"], rstd, 1e-6)
-
-    dx, *sums = backward(problem, arrays, got, built, geometry, offset)
-    wanted = vjp(arrays.dy, arrays.x, arrays.gamma, dh=arrays.dh, **options)
-    # At one column dx is what is left of a difference of equals: its error is the parts' size.
-    assert_close("dx", dx, wanted.x, bound(problem.x) * (1 if problem.cols > 1 else 1e3))
-    assert_close("dgamma", sums[0], wanted.gamma, 2e-6)
-    if problem.beta is not None:
-        assert_close("dbeta", sums[1], wanted.beta, 2e-6)
+    check(problem, built, rng, geometry, offset)
     complaints = capfd.readouterr().err
     assert "misaligned" not in complaints, complaints
 

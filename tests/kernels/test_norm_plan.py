@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from shardops.kernels import norm_plan
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import NormProblem, backward_plan, forward_plan
+from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import Target, target_for
 
 TARGETS = [target_for("sm_80", 108), target_for("sm_89", 128), target_for("sm_90", 132)]
@@ -46,7 +47,42 @@ def check_launch(launch: Launch, target: Target) -> dict[str, int]:
     return constants
 
 
+def check_staged(launch: Launch, problem: NormProblem, target: Target) -> None:
+    """Of csrc/kernels/tiles.cuh: the sizes its static assertions and its copies count on."""
+    constants = check_launch(launch, target)
+    group, threads = constants["THREADS_PER_ROW"], constants["THREADS"]
+    assert launch.block == (threads, 1, 1)
+    assert threads % group == 0
+    assert group % 32 == 0 or (group < 32 and group & (group - 1) == 0)
+    assert constants["TILE_ROWS"] % (threads // group) == 0
+    assert group > 32 or constants["TILE_ROWS"] == threads // group
+    assert constants["STAGES"] >= 3 + constants["STORE_TILES"]
+    assert launch.shared_bytes == constants["SHARED_BYTES"]
+    itemsize = 4 if problem.x == "float32" else 2
+    cluster, chunk = constants["CLUSTER"], constants["CHUNK"]
+    assert launch.cluster == (cluster, 1, 1)
+    assert cluster <= 16
+    assert launch.grid[0] % cluster == 0
+    if cluster == 1:
+        assert chunk == problem.cols
+    else:
+        assert constants["TILE_ROWS"] == 1
+        assert group == threads
+        assert (cluster - 1) * chunk < problem.cols <= cluster * chunk
+        assert problem.cols * itemsize % 16 == 0
+    assert chunk % constants["VECTOR"] == 0
+    assert constants["TILE_ROWS"] * chunk * itemsize % 16 == 0
+    per_thread = -(-chunk // constants["VECTOR"] // group) * constants["VECTOR"]
+    assert per_thread <= 128
+    blocks = constants["MIN_BLOCKS"]
+    assert threads * blocks <= target.threads_per_sm
+    assert (launch.shared_bytes + 1024) * blocks <= target.shared_bytes + 1024
+
+
 def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
+    if launch.kernel.name.endswith("_staged"):
+        check_staged(launch, problem, target)
+        return
     constants = check_launch(launch, target)
     assert launch.block[:2] == (constants["THREADS_PER_ROW"], constants["ROWS_PER_BLOCK"])
     assert problem.cols % constants["VECTOR"] == 0
@@ -71,9 +107,14 @@ def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
 def test_forward_plan_keeps_limits(problem, target):
     launch = forward_plan(problem, target)
     check_rows(launch, problem, target)
-    rows_per_block = launch.block[1]
-    assert launch.grid[0] == min(-(-problem.rows // rows_per_block), 2**31 - 1)
-    assert launch.shared_bytes == 0
+    constants = dict(launch.kernel.constants)
+    if "TILE_ROWS" in constants:
+        tiles = -(-problem.rows // constants["TILE_ROWS"])
+        resident = max(1, target.sm_count * constants["MIN_BLOCKS"] // constants["CLUSTER"])
+        assert launch.grid[0] == min(tiles, resident) * constants["CLUSTER"]
+    else:
+        assert launch.grid[0] == min(-(-problem.rows // launch.block[1]), 2**31 - 1)
+        assert launch.shared_bytes == 0
 
 
 @settings(max_examples=400)
@@ -83,13 +124,16 @@ def test_backward_plan_keeps_limits(problem, target):
     check_rows(plan.main, problem, target)
     sums, blocks, cols = plan.workspace
     assert (sums, cols) == (1 + (problem.beta is not None), problem.cols)
-    assert blocks == plan.main.grid[0]
     constants = dict(plan.main.kernel.constants)
+    cluster = constants.get("CLUSTER", 1)
+    assert blocks * cluster == plan.main.grid[0]
     # Each block has a first row, since it writes its partials rather than adding to them.
-    assert blocks <= -(-problem.rows // constants["ROWS_PER_BLOCK"])
+    assert blocks <= -(-problem.rows // constants.get("TILE_ROWS", constants.get("ROWS_PER_BLOCK")))
     # All blocks are resident at once; a second wave would be a tail.
-    assert blocks <= target.sm_count * constants["MIN_BLOCKS"]
-    if constants.get("SHARED_SUMS"):
+    assert blocks * cluster <= max(cluster, target.sm_count * constants["MIN_BLOCKS"])
+    if cluster > 1 or "STAGES" in constants:  # sums of a block's rows meet in the stages
+        assert plan.main.shared_bytes >= 4 * constants["CHUNK"]
+    elif constants.get("SHARED_SUMS"):
         assert plan.main.shared_bytes == 4 * sums * cols
     elif constants["ROWS_PER_BLOCK"] > 1:  # sums of a block's rows meet in shared memory
         assert 4 * cols < STATIC_SHARED
@@ -124,4 +168,4 @@ def test_plan_does_not_depend_on_rows_beyond_the_grid():
 def test_vector_is_widest_that_divides(cols):
     problem = NormProblem(1, cols, "rms", "bfloat16", "bfloat16")
     assert problem.vector == max(n for n in (1, 2, 4, 8) if cols % n == 0)
-    assert norm_plan.forward_geometry(problem).threads_per_row >= 1
+    assert norm_plan.forward_geometry(problem, TARGETS[2]).threads_per_row >= 1

@@ -1,0 +1,107 @@
+"""Launch shapes of the norm kernels worth timing at a row length."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from shardops.kernels.norm_plan import Geometry
+from shardops.kernels.norm_problem import TYPE_BYTES, NormProblem
+from shardops.kernels.norm_staged import Staged, has_staged_kernels, rows_for_bulk
+from shardops.kernels.target import Target
+
+
+def norm_candidates(
+    problem: NormProblem, target: Target, backward: bool, limit: int, seed: int
+) -> list[Geometry | Staged | None]:
+    """None is the plan's own choice; of each kind of others at most `limit`, drawn."""
+    loads = 1 + problem.add + backward
+    staged = []
+    if has_staged_kernels(target):
+        staged = [
+            g for g in _staged(problem, backward) if _worth(g, problem, target, loads, backward)
+        ]
+    in_registers = list(_in_registers(problem, backward))
+    for some in (staged, in_registers):
+        random.Random(seed).shuffle(some)
+    return [None, *staged[:limit], *in_registers[: limit * 2 // 3]]
+
+
+def _in_registers(problem: NormProblem, backward: bool) -> Iterator[Geometry]:
+    """Rows read once into registers, by the kernels for every architecture."""
+    row = problem.registers(problem.x)
+    for each in (1, 2, 3, 4, 5, 6, 8):
+        threads = -(-problem.vectors // each)
+        if threads <= 32:
+            threads = 1 << (threads - 1).bit_length()
+        else:
+            threads = -(-threads // 32) * 32
+        count = -(-problem.vectors // threads)
+        if threads > 1024 or count != each:
+            continue
+        for block, resident in itertools.product((64, 128, 256, 512), (512, 768, 1024, 1536, 2048)):
+            if threads > block and threads <= 512 and block != 64:
+                continue  # one row a block: once is enough
+            rows = max(1, block // threads)
+            if threads * rows % 32 or threads * rows > 1024:
+                continue
+            blocks = resident // (threads * rows)
+            limit = min(255, 65536 // max(1, blocks * threads * rows))
+            if blocks < 1 or blocks > 16:
+                continue
+            if not backward:
+                if 24 + row * each * (1 + problem.add) <= limit:
+                    yield Geometry(threads, rows, blocks)
+                continue
+            sums = each * problem.vector * problem.sums
+            for prefetch, hold in ((True, True), (True, False), (False, False), (False, True)):
+                held = 24 + sums + row * each * (2 + 2 * prefetch + problem.add + hold)
+                if held * 0.92 <= limit:
+                    yield Geometry(threads, rows, blocks, False, prefetch, hold)
+
+
+def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
+    odd = rows_for_bulk(problem)
+    for threads, group, stages, blocks, store in itertools.product(
+        (128, 256, 512), (1, 2, 4, 8, 16, 32), (3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (False, True)
+    ):
+        yield Staged(threads, group, stages, min_blocks=blocks, store_tiles=store)
+    for group, groups, stages, blocks, store, cluster, hold in itertools.product(
+        (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024),
+        (1, 2, 3, 4, 6, 8),
+        (3, 4, 5, 6, 8),
+        (1, 2, 3, 4, 6),
+        (False, True),
+        (1, 2, 4, 8, 16),
+        (True,) if backward else (True, False),
+    ):
+        if group * groups > 1024 or (cluster > 1 and groups > 1) or (backward and blocks > 2):
+            continue
+        turns = max(1, odd // groups) if cluster == 1 else 1
+        yield Staged(groups * group, group, stages, turns, cluster, blocks, store, hold)
+
+
+def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward: bool) -> bool:
+    if not g.fits(problem, target, loads) or g.stages < 3 + g.store_tiles:
+        return False
+    each = g.per_thread(problem)
+    if backward:
+        registers = 40 + each * problem.sums + each // 2
+    else:
+        registers = 30 + each // 2 * problem.sums * g.hold_gamma
+    if registers > min(255, 65536 // (g.threads * g.min_blocks)):
+        return False
+    chunk = g.chunk(problem)
+    vectors = chunk // problem.vector
+    used = vectors / (-(-vectors // g.threads_per_row) * g.threads_per_row)
+    if g.wide:
+        long = problem.cols * TYPE_BYTES[problem.x] >= 16 << 10
+        if used < 0.85 or (g.cluster > 1 and not long) or problem.cols < 256 or each < 8:
+            return False
+        if (g.cluster > 1 and chunk < 2048) or (chunk > 16384 and backward):
+            return False
+    elif used < 0.6 or each > 64:
+        return False
+    # Enough bytes on their way for the memory, enough warps to work on them.
+    flight = g.min_blocks * (g.stages - 1 - g.store_tiles) * loads * g.tile_rows * chunk
+    warps = g.threads * g.min_blocks // 32
+    return flight * TYPE_BYTES[problem.x] >= 48 << 10 and 8 <= warps <= 48

@@ -1,0 +1,127 @@
+"""Launches compiled kernels through the driver and times them: for sweeps over many candidates.
+
+No XLA in between, so a candidate costs a module load and a few launches, and nothing else runs on
+the device meanwhile.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardops.kernels import library
+from shardops.kernels.launch import Launch
+
+_MAX_DYNAMIC_SHARED = 8
+_NON_PORTABLE_CLUSTER = 14
+_CLUSTER_DIMENSION = 4
+_PORTABLE_CLUSTER = 8
+_STICKY = (700, 702, 714, 715, 716, 717, 718, 719)  # illegal accesses and the like
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_uint * 16),
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class LaunchError(RuntimeError):
+    """The driver refused a launch; later ones may be fine."""
+
+
+class Device:
+    """The driver, in the context that JAX made current."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL(library.find_library("cuda"))
+        self.call("cuInit", 0)
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        self._events = [ctypes.c_void_p() for _ in range(2)]
+        for event in self._events:
+            self.call("cuEventCreate", ctypes.byref(event), 0)
+
+    def microseconds(self, run: Callable[[], None], count: int) -> float:
+        """The time of one of `count` calls of `run`, which only launches."""
+        run()
+        start, end = self._events
+        self.call("cuEventRecord", start, None)
+        for _ in range(count):
+            run()
+        self.call("cuEventRecord", end, None)
+        self.call("cuEventSynchronize", end)
+        milliseconds = ctypes.c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        return milliseconds.value * 1e3 / count
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._cuda, name)(*arguments)
+        if status in _STICKY:  # the context is lost
+            raise RuntimeError(f"{name} returned {status}: a kernel went wrong")
+        if status != 0:
+            raise LaunchError(f"{name} returned {status}")
+
+
+class Call:
+    """A launch with its arguments, ready to go on the default stream."""
+
+    def __init__(
+        self,
+        device: Device,
+        launch: Launch,
+        cubin: bytes,
+        arrays: Sequence[jax.Array],
+        scalars: Sequence[np.generic],
+    ):
+        self._device, self._arrays = device, arrays
+        self._function = _loaded(device, launch, cubin)
+        pointers = [ctypes.c_void_p(array.unsafe_buffer_pointer()) for array in arrays]
+        self._values = [*pointers, *(np.asarray(scalar) for scalar in scalars)]
+        addresses = [
+            ctypes.addressof(v) if isinstance(v, ctypes.c_void_p) else v.ctypes.data
+            for v in self._values
+        ]
+        self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._cluster = _Attribute(id=_CLUSTER_DIMENSION)
+        self._cluster.value[:3] = launch.cluster
+        self._config = _Config(
+            (ctypes.c_uint * 3)(*launch.grid),
+            (ctypes.c_uint * 3)(*launch.block),
+            launch.shared_bytes,
+            None,
+            ctypes.pointer(self._cluster),
+            int(launch.cluster != (1, 1, 1)),
+        )
+
+    def __call__(self) -> None:
+        config = ctypes.byref(self._config)
+        self._device.call("cuLaunchKernelEx", config, self._function, self._parameters, None)
+
+
+def _loaded(device: Device, launch: Launch, cubin: bytes) -> ctypes.c_void_p:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    device.call("cuModuleLoadData", ctypes.byref(module), cubin)
+    name = launch.kernel.name.encode()
+    device.call("cuModuleGetFunction", ctypes.byref(function), module, name)
+    if launch.shared_bytes > 48 << 10:
+        device.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, launch.shared_bytes)
+    if launch.cluster[0] > _PORTABLE_CLUSTER:
+        device.call("cuFuncSetAttribute", function, _NON_PORTABLE_CLUSTER, 1)
+    return function

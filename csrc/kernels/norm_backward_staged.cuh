@@ -1,0 +1,273 @@
+// LayerNorm and RMSNorm, backward, rows streamed through shared memory (sm_90 and newer).
+//
+//   dx, partials as in norm_backward.cuh; one row of partials a block, or a cluster.
+//
+// Layout: as in norm_backward.cuh.
+// Threads: as in tiles.cuh. A thread owns the same columns in every row, so their parameter
+// gradients stay in its registers until the end; no atomics, so the same bits every run. Where a
+// block or a cluster shares a row, the sums of a row are on their way while the next row's are
+// made.
+#include "exchange.cuh"
+
+using X = ElementOf<X_TYPE>::Type;
+using Gamma = ElementOf<GAMMA_TYPE>::Type;
+constexpr int kLoads = 2 + HAS_ADD;  // x, dy, dh; dx takes the place of x
+using Ring = TileRing<X, kLoads, STORE_TILES>;
+
+constexpr int kRowBytes = kChunk * static_cast<int>(sizeof(X));  // of a row's chunk in a tile
+constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
+static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
+
+struct Sums {
+  float gamma[kCount][kLength];
+#if HAS_BETA
+  float beta[kCount][kLength];
+#endif
+};
+
+struct RowStatistics {
+  float mean;
+  float rstd;
+};
+
+__device__ __forceinline__ float scaled_by(float gamma) {
+  return ZERO_CENTERED ? gamma + 1.0f : gamma;
+}
+
+// First pass over a row: its part of sum(w · xhat) and sum(w); adds to the parameters' gradients.
+// Two sums of each, so that one addition need not wait for the last.
+__device__ __forceinline__ void first_pass(const Part& part, Shared row,
+                                           const Vector<Gamma, kLength> (&scale)[kCount],
+                                           const RowStatistics& of, Sums& sums, float& wx,
+                                           float& w_sum) {
+  float wx_sums[2] = {0.0f, 0.0f};
+  float w_sums[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!part.owns(i)) continue;
+    const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
+    const auto values = load_shared<kLength, X>(at);
+    const auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      const float xhat = (values.at(j) - of.mean) * of.rstd;
+      const float cotangent = cotangents.at(j);
+      const float w = cotangent * scaled_by(scale[i].at(j));
+      wx_sums[j % 2] += w * xhat;
+      if (LAYER) w_sums[j % 2] += w;
+      sums.gamma[i][j] += cotangent * xhat;
+#if HAS_BETA
+      sums.beta[i][j] += cotangent;
+#endif
+    }
+  }
+  wx = wx_sums[0] + wx_sums[1];
+  w_sum = w_sums[0] + w_sums[1];
+}
+
+// Second pass: dx, into the place of x in shared memory or to global memory.
+template <bool kAligned>
+__device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __restrict__ dx,
+                                            const Vector<Gamma, kLength> (&scale)[kCount],
+                                            const RowStatistics& of, float mean_wx, float mean_w) {
+  const float slope = of.rstd * mean_wx;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!part.owns(i)) continue;
+    const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
+    const auto values = load_shared<kLength, X>(at);
+    const auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
+#if HAS_ADD
+    const auto residual = load_shared<kLength, X>(at + 2 * Ring::kArray);
+#endif
+    float result[kLength];
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      const float w = cotangents.at(j) * scaled_by(scale[i].at(j));
+      const float centred = LAYER ? values.at(j) - of.mean : values.at(j);
+      result[j] = of.rstd * ((LAYER ? w - mean_w : w) - centred * slope);
+#if HAS_ADD
+      result[j] += residual.at(j);
+#endif
+    }
+    if constexpr (STORE_TILES) {
+      store_shared(at, rounded<X>(result));
+    } else {
+      store<kAligned, true, kLength>(dx + part.column(i), rounded<X>(result));
+    }
+  }
+}
+
+// Each thread's sums to the block's row of partials; those of rows that lie side by side in a block
+// are added up first, in order.
+__device__ __forceinline__ void write_sums(const Part& part, float (&sums)[kCount][kLength],
+                                           float* together, float* __restrict__ partials) {
+#pragma unroll
+  for (int offset = 16; offset >= kGroup; offset /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) {
+        sums[i][j] += __shfl_xor_sync(kAllLanes, sums[i][j], offset);
+      }
+    }
+  }
+  constexpr int kSetThreads = kWide ? kGroup : 32;  // threads that hold sums of different columns
+  constexpr int kSets = kThreads / kSetThreads;
+  for (int set = 0; set < kSets; ++set) {
+    const bool mine = threadIdx.x / kSetThreads == set && threadIdx.x % kSetThreads < kGroup;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!mine || !part.owns(i)) continue;
+      if (set > 0) {
+#pragma unroll
+        for (int j = 0; j < kLength; ++j) sums[i][j] += together[part.column(i) + j];
+      }
+      float* const to = set < kSets - 1 ? together : partials;
+      store<true, false, kLength>(to + part.column(i), rounded<float>(sums[i]));
+    }
+    __syncthreads();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    norm_backward_staged(const X* __restrict__ dy, const X* __restrict__ x,
+                         const Gamma* __restrict__ gamma,
+#if LAYER
+                         const float* __restrict__ mean,
+#endif
+                         const float* __restrict__ rstd,
+#if HAS_ADD
+                         const X* __restrict__ dh,
+#endif
+                         X* __restrict__ dx, float* __restrict__ partials, long long rows) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared base = shared_address(memory);
+  forget_origin(base);
+  const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
+  bool aligned = is_aligned<16 / sizeof(X)>(x) && is_aligned<16 / sizeof(X)>(dy) &&
+                 is_aligned<16 / sizeof(X)>(dx);
+#if HAS_ADD
+  aligned = aligned && is_aligned<16 / sizeof(X)>(dh);
+  const X* const from[kLoads] = {x, dy, dh};
+  X* const to[kLoads] = {dx, nullptr, nullptr};
+#else
+  const X* const from[kLoads] = {x, dy};
+  X* const to[kLoads] = {dx, nullptr};
+#endif
+  Ring ring(base + kControl, base, from, to, rows, aligned, rank);
+  Exchange exchange(base + (Ring::kBarriers + 15) / 16 * 16, rank);
+  if (threadIdx.x == 0) barriers_visible();
+  sync_all();
+  ring.start();
+
+  const Part part = {static_cast<int>(threadIdx.x) % kGroup, ring.columns()};
+  const int first_column = static_cast<int>(rank) * kChunk;
+  const bool gamma_aligned = is_aligned<kLength>(gamma);
+  Vector<Gamma, kLength> scale[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!part.owns(i)) continue;
+    const Gamma* from_gamma = gamma + first_column + part.column(i);
+    scale[i] = gamma_aligned ? load<true, false, kLength>(from_gamma)
+                             : load<false, false, kLength>(from_gamma);
+  }
+
+  Sums sums = {};
+  const auto statistics_of = [&](long long row) {
+    RowStatistics of = {0.0f, 0.0f};
+    if (row < rows) {
+#if LAYER
+      of.mean = mean[row];
+#endif
+      of.rstd = rstd[row];
+    }
+    return of;
+  };
+  const auto finish_row = [&](Shared row, long long number, const RowStatistics& of, float wx,
+                              float w_sum) {
+    constexpr float kShare = 1.0f / kCols;
+    X* to_row = dx + number * kCols + first_column;
+    if (aligned) {
+      second_pass<true>(part, row, to_row, scale, of, wx * kShare, w_sum * kShare);
+    } else {
+      second_pass<false>(part, row, to_row, scale, of, wx * kShare, w_sum * kShare);
+    }
+  };
+
+  if constexpr (kWide) {
+    const int group = static_cast<int>(threadIdx.x) / kGroup;
+    const int last_turns = (ring.last_rows() + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int steps = (ring.count() - 1) * kTurns + last_turns;
+    // The row of the first pass, and the row before it, of the second pass.
+    long long row = ring.first_row() + group, row_before = 0;
+    int k = 0, turn = 0, tile_before = 0;
+    Shared tile = 0, at_before = 0;
+    RowStatistics next = statistics_of(row), before = next;
+    bool ends_tile = false;
+    for (int step = 0; step <= steps; ++step) {
+      const RowStatistics of = next;
+      const bool ended = ends_tile;
+      Shared at = 0;
+      if (step < steps) {
+        if (turn == 0) tile = ring.acquire(k);
+        at = tile + (turn * kRowsAtOnce + group) * kRowBytes;
+        ends_tile = turn == kTurns - 1 || step == steps - 1;
+        next = statistics_of(turn + 1 < kTurns
+                                 ? row + kRowsAtOnce
+                                 : row + kRowsAtOnce - kTileRows + ring.rows_to_next_tile());
+        if (row < rows) {
+          float wx, w_sum;
+          first_pass(part, at, scale, of, sums, wx, w_sum);
+          exchange.publish(step, sum_lanes<32>(wx), LAYER ? sum_lanes<32>(w_sum) : 0.0f);
+        }
+      }
+      if (step > 0) {
+        if (row_before < rows) {
+          float wx[Exchange::kShare], w_sum[Exchange::kShare];
+          exchange.collect(step - 1, wx, w_sum);
+          finish_row(at_before, row_before, before, Exchange::total(wx),
+                     LAYER ? Exchange::total(w_sum) : 0.0f);
+        }
+        if (ended) ring.release(tile_before);
+      }
+      at_before = at;
+      row_before = row;
+      before = of;
+      tile_before = k;
+      row += kRowsAtOnce;
+      if (++turn == kTurns) {
+        turn = 0;
+        ++k;
+        row += ring.rows_to_next_tile() - kTileRows;
+      }
+    }
+  } else {
+    constexpr int kLanes = kGroup < 32 ? kGroup : 32;
+    const int row_of_turn = static_cast<int>(threadIdx.x) / kGroup;
+    long long row = ring.first_row() + row_of_turn;
+    RowStatistics next = statistics_of(row);
+    for (int k = 0; k < ring.count(); ++k) {
+      const RowStatistics of = next;
+      const bool active = row < rows;
+      const Shared at = ring.acquire(k) + row_of_turn * kRowBytes;
+      next = statistics_of(row + ring.rows_to_next_tile());
+      float wx = 0.0f, w_sum = 0.0f;
+      if (active) first_pass(part, at, scale, of, sums, wx, w_sum);
+      wx = sum_lanes<kLanes>(wx);
+      if (LAYER) w_sum = sum_lanes<kLanes>(w_sum);
+      if (active) finish_row(at, row, of, wx, w_sum);
+      ring.release(k);
+      row += ring.rows_to_next_tile();
+    }
+  }
+  ring.finish();
+
+  float* const together = reinterpret_cast<float*>(memory + kControl);
+  const long long owners = gridDim.x / kCluster;
+  partials += blockIdx.x / kCluster * static_cast<long long>(kCols) + first_column;
+  write_sums(part, sums.gamma, together, partials);
+#if HAS_BETA
+  write_sums(part, sums.beta, together, partials + owners * kCols);
+#endif
+}

@@ -1,0 +1,281 @@
+// LayerNorm and RMSNorm, forward, rows streamed through shared memory (sm_90 and newer).
+//
+//   h, mean, rstd, y as in norm_forward.cuh.
+//
+// Layout: as in norm_forward.cuh.
+// Threads: as in tiles.cuh. Where a block or a cluster shares a row, each warp centres its part on
+// its own mean and the parts are merged as in reduce.cuh, while the next row's are made.
+#include "exchange.cuh"
+
+using X = ElementOf<X_TYPE>::Type;
+using Gamma = ElementOf<GAMMA_TYPE>::Type;
+using Beta = ElementOf<BETA_TYPE>::Type;
+constexpr int kLoads = 1 + HAS_ADD;  // x, add; y and h take their places
+using Ring = TileRing<X, kLoads, STORE_TILES * kLoads>;
+
+constexpr int kRowBytes = kChunk * static_cast<int>(sizeof(X));  // of a row's chunk in a tile
+constexpr int kHidden = HAS_ADD * Ring::kArray;                  // where h is, from x
+constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
+static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
+
+// Elements of a row that warp `part` of a wide row owns, counted over the cluster.
+__device__ constexpr float elements_of(int part) {
+  const int chunk = part / kRowWarps;
+  const int left = kCols - chunk * kChunk;
+  const int vectors = (left < kChunk ? left : kChunk) / kLength;
+  int owned = 0;
+  for (int first = part % kRowWarps * 32; first < vectors; first += kGroup) {
+    owned += vectors - first < 32 ? vectors - first : 32;
+  }
+  return part < kParts ? static_cast<float>(owned * kLength) : 0.0f;
+}
+
+// 1 / sqrt(value): an approximation and a step of Newton's, which is none for 0 and infinity.
+__device__ __forceinline__ float reciprocal_root(float value) {
+  const float guess = rsqrtf(value);
+  const float better = guess * (1.5f - 0.5f * value * guess * guess);
+  return guess > 0.0f && guess < 1e30f ? better : guess;
+}
+
+// Sum of the row's part. With HAS_ADD h takes the place of add first.
+template <bool kAligned>
+__device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __restrict__ h) {
+  float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!part.owns(i)) continue;
+    const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
+    auto values = load_shared<kLength, X>(at);
+#if HAS_ADD
+    const auto addend = load_shared<kLength, X>(at + kHidden);
+    float total[kLength];
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) total[j] = values.at(j) + addend.at(j);
+    values = rounded<X>(total);
+    store_shared(at + kHidden, values);
+    if constexpr (!STORE_TILES) store<kAligned, true, kLength>(h + part.column(i), values);
+#endif
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) sums[j % 2] += values.at(j);
+  }
+  return sums[0] + sums[1];
+}
+
+__device__ __forceinline__ float squares_pass(const Part& part, Shared row, float centre) {
+  float totals[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!part.owns(i)) continue;
+    const auto values =
+        load_shared<kLength, X>(row + kHidden + part.column(i) * static_cast<int>(sizeof(X)));
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      const float centred = LAYER ? values.at(j) - centre : values.at(j);
+      totals[j % 2] += centred * centred;
+    }
+  }
+  return totals[0] + totals[1];
+}
+
+// A parameter's columns of this thread: in registers from row to row, or, where they would take
+// more than there are, read where they are used.
+template <typename T>
+struct Parameter {
+  const T* __restrict__ from;  // at the block's first column
+  bool aligned;
+  Vector<T, kLength> held[HOLD_GAMMA ? kCount : 1];
+
+  __device__ __forceinline__ Parameter(const Part& part, const T* __restrict__ start)
+      : from(start), aligned(is_aligned<kLength>(start)) {
+    if constexpr (HOLD_GAMMA) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (part.owns(i)) held[i] = read(part.column(i));
+      }
+    }
+  }
+  __device__ __forceinline__ Vector<T, kLength> read(int column) const {
+    return aligned ? load<true, false, kLength>(from + column)
+                   : load<false, false, kLength>(from + column);
+  }
+  __device__ __forceinline__ Vector<T, kLength> at(const Part& part, int i) const {
+    if constexpr (HOLD_GAMMA) return held[i];
+    return read(part.column(i));
+  }
+};
+
+struct Parameters {
+  Parameter<Gamma> gamma;
+#if HAS_BETA
+  Parameter<Beta> beta;
+#endif
+};
+
+template <bool kAligned>
+__device__ __forceinline__ void scale_pass(const Part& part, Shared row, X* __restrict__ y,
+                                           const Parameters& parameters, float mean, float rstd) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!part.owns(i)) continue;
+    const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
+    const auto values = load_shared<kLength, X>(at + kHidden);
+    const Vector<Gamma, kLength> scale = parameters.gamma.at(part, i);
+#if HAS_BETA
+    const Vector<Beta, kLength> shift = parameters.beta.at(part, i);
+#endif
+    float result[kLength];
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      const float g = ZERO_CENTERED ? scale.at(j) + 1.0f : scale.at(j);
+      result[j] = (LAYER ? values.at(j) - mean : values.at(j)) * rstd * g;
+#if HAS_BETA
+      result[j] += shift.at(j);
+#endif
+    }
+    if constexpr (STORE_TILES) {
+      store_shared(at, rounded<X>(result));
+    } else {
+      store<kAligned, true, kLength>(y + part.column(i), rounded<X>(result));
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    norm_forward_staged(const X* __restrict__ x, const Gamma* __restrict__ gamma,
+#if HAS_BETA
+                        const Beta* __restrict__ beta,
+#endif
+#if HAS_ADD
+                        const X* __restrict__ add,
+#endif
+                        X* __restrict__ y,
+#if HAS_ADD
+                        X* __restrict__ h,
+#endif
+#if LAYER
+                        float* __restrict__ mean_out,
+#endif
+                        float* __restrict__ rstd_out, long long rows, float epsilon) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared base = shared_address(memory);
+  forget_origin(base);
+  const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
+  bool aligned = is_aligned<16 / sizeof(X)>(x) && is_aligned<16 / sizeof(X)>(y);
+#if HAS_ADD
+  aligned = aligned && is_aligned<16 / sizeof(X)>(add) && is_aligned<16 / sizeof(X)>(h);
+  const X* const from[kLoads] = {x, add};
+  X* const to[kLoads] = {y, h};
+#else
+  constexpr X* h = nullptr;
+  const X* const from[kLoads] = {x};
+  X* const to[kLoads] = {y};
+#endif
+  Ring ring(base + kControl, base, from, to, rows, aligned, rank);
+  Exchange exchange(base + (Ring::kBarriers + 15) / 16 * 16, rank);
+  if (threadIdx.x == 0) barriers_visible();
+  sync_all();
+  ring.start();
+
+  const Part part = {static_cast<int>(threadIdx.x) % kGroup, ring.columns()};
+  const int first_column = static_cast<int>(rank) * kChunk;
+#if HAS_BETA
+  const Parameters parameters = {{part, gamma + first_column}, {part, beta + first_column}};
+#else
+  const Parameters parameters = {{part, gamma + first_column}};
+#endif
+
+  const auto sum_of = [&](Shared at, long long row) {
+    if (!LAYER && !HAS_ADD) return 0.0f;
+    X* to_row = HAS_ADD ? h + row * kCols + first_column : nullptr;
+    return aligned ? sum_pass<true>(part, at, to_row) : sum_pass<false>(part, at, to_row);
+  };
+  // Writes the row's results, given its mean and sum of squares.
+  const auto finish_row = [&](Shared at, long long row, float mean, float squares) {
+    const float rstd = reciprocal_root(squares * (1.0f / kCols) + epsilon);
+    if (part.lane == 0 && rank == 0) {
+#if LAYER
+      mean_out[row] = mean;
+#endif
+      rstd_out[row] = rstd;
+    }
+    X* to_row = y + row * kCols + first_column;
+    if (aligned) {
+      scale_pass<true>(part, at, to_row, parameters, mean, rstd);
+    } else {
+      scale_pass<false>(part, at, to_row, parameters, mean, rstd);
+    }
+  };
+
+  if constexpr (kWide) {
+    const float own_count = elements_of(static_cast<int>(rank) * kRowWarps +
+                                        static_cast<int>(threadIdx.x) % kGroup / 32);
+    const float own_share = own_count > 0.0f ? 1.0f / own_count : 0.0f;
+    float counts[Exchange::kShare], shares[Exchange::kShare];
+#pragma unroll
+    for (int m = 0; m < Exchange::kShare; ++m) {
+      counts[m] = elements_of(Exchange::part(m));
+      shares[m] = counts[m] > 0.0f ? 1.0f / counts[m] : 0.0f;
+    }
+    const int group = static_cast<int>(threadIdx.x) / kGroup;
+    const int last_turns = (ring.last_rows() + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int steps = (ring.count() - 1) * kTurns + last_turns;
+    // The row of the statistics, and the row before it, which is written.
+    long long row = ring.first_row() + group, row_before = 0;
+    int k = 0, turn = 0, tile_before = 0;
+    Shared tile = 0, at_before = 0;
+    bool ends_tile = false;
+    for (int step = 0; step <= steps; ++step) {
+      const bool ended = ends_tile;
+      Shared at = 0;
+      if (step < steps) {
+        if (turn == 0) tile = ring.acquire(k);
+        at = tile + (turn * kRowsAtOnce + group) * kRowBytes;
+        ends_tile = turn == kTurns - 1 || step == steps - 1;
+        if (row < rows) {
+          float sum = sum_of(at, row);
+          if (LAYER) sum = sum_lanes<32>(sum);
+          const float squares = squares_pass(part, at, sum * own_share);
+          exchange.publish(step, sum, sum_lanes<32>(squares));
+        }
+      }
+      if (step > 0 && row_before < rows) {
+        float sums[Exchange::kShare], squares[Exchange::kShare], mean = 0.0f;
+        exchange.collect(step - 1, sums, squares);
+#if LAYER
+        mean = Exchange::total(sums) / kCols;
+#pragma unroll
+        for (int m = 0; m < Exchange::kShare; ++m) {
+          const float distance = sums[m] * shares[m] - mean;
+          squares[m] += counts[m] * distance * distance;
+        }
+#endif
+        finish_row(at_before, row_before, mean, Exchange::total(squares));
+      }
+      if (step > 0 && ended) ring.release(tile_before);
+      at_before = at;
+      row_before = row;
+      tile_before = k;
+      row += kRowsAtOnce;
+      if (++turn == kTurns) {
+        turn = 0;
+        ++k;
+        row += ring.rows_to_next_tile() - kTileRows;
+      }
+    }
+  } else {
+    constexpr int kLanes = kGroup < 32 ? kGroup : 32;
+    const int row_of_turn = static_cast<int>(threadIdx.x) / kGroup;
+    long long row = ring.first_row() + row_of_turn;
+    for (int k = 0; k < ring.count(); ++k) {
+      const bool active = row < rows;
+      const Shared at = ring.acquire(k) + row_of_turn * kRowBytes;
+      const float sum = active ? sum_of(at, row) : 0.0f;
+      const float mean = LAYER ? sum_lanes<kLanes>(sum) / kCols : 0.0f;
+      const float squares = sum_lanes<kLanes>(active ? squares_pass(part, at, mean) : 0.0f);
+      if (active) finish_row(at, row, mean, squares);
+      ring.release(k);
+      row += ring.rows_to_next_tile();
+    }
+  }
+  ring.finish();
+}

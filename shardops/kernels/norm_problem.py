@@ -1,0 +1,72 @@
+"""What a norm's launch depends on."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+TYPE_CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
+TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """What a norm's launch depends on; all of it is static.
+
+    Args:
+      x, gamma, beta: dtype names; beta is None where there is none.
+      add: forward: a residual is added first; backward: its cotangent is added last.
+    """
+
+    rows: int
+    cols: int
+    kind: Literal["layer", "rms"]
+    x: str
+    gamma: str
+    beta: str | None = None
+    add: bool = False
+    zero_centered: bool = False
+
+    @property
+    def vector(self) -> int:
+        """Elements in the widest word that cuts every row evenly."""
+        length = 16 // TYPE_BYTES[self.x]
+        while self.cols % length:
+            length //= 2
+        return length
+
+    @property
+    def vectors(self) -> int:
+        return self.cols // self.vector
+
+    @property
+    def sums(self) -> int:
+        """Parameter gradients: dgamma, and dbeta where there is a beta."""
+        return 1 + (self.beta is not None)
+
+    def registers(self, dtype: str) -> int:
+        """32-bit registers that one vector of `dtype` takes."""
+        return max(1, self.vector * TYPE_BYTES[dtype] // 4)
+
+
+def constants_of(problem: NormProblem) -> tuple[tuple[str, int], ...]:
+    """The macros that every norm kernel is specialised by."""
+    return (
+        ("COLS", problem.cols),
+        ("VECTOR", problem.vector),
+        ("X_TYPE", TYPE_CODES[problem.x]),
+        ("GAMMA_TYPE", TYPE_CODES[problem.gamma]),
+        ("BETA_TYPE", TYPE_CODES[problem.beta or "float32"]),
+        ("LAYER", int(problem.kind == "layer")),
+        ("HAS_BETA", problem.sums - 1),
+        ("HAS_ADD", int(problem.add)),
+        ("ZERO_CENTERED", int(problem.zero_centered)),
+    )
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def register_limit(resident_threads: int) -> int:
+    """Registers a thread may have: warps are dealt to 4 schedulers, 512 registers a lane each."""
+    warps_per_scheduler = -(-resident_threads // 128)
+    return min(255, 512 // warps_per_scheduler // 8 * 8)

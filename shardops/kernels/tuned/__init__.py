@@ -1,0 +1,55 @@
+"""Launch shapes that were the fastest when measured, by GPU: they go before the heuristic.
+
+A table is a JSON file named by architecture and multiprocessors, "sm_90-132.json": one beside this
+file, and one in SHARDOPS_CACHE_DIR/tuned, as `make tune` writes it, which goes first. A table maps
+`key`s to the fields of a `Geometry` or of a `Staged`.
+"""
+
+import functools
+import json
+import pathlib
+import warnings
+from typing import Any
+
+from shardops import config
+from shardops.kernels.norm_problem import TYPE_BYTES, NormProblem
+from shardops.kernels.target import Target
+
+_SHIPPED = pathlib.Path(__file__).parent
+
+
+def key(problem: NormProblem, direction: str) -> str:
+    """What a shape was measured for, "rms.backward.add 2 2 4096": bytes of x and gamma, columns."""
+    add = ".add" if problem.add else ""
+    sizes = f"{TYPE_BYTES[problem.x]} {TYPE_BYTES[problem.gamma]}"
+    return f"{problem.kind}.{direction}{add} {sizes} {problem.cols}"
+
+
+def lookup(problem: NormProblem, target: Target, direction: str) -> dict[str, Any] | None:
+    """The fields of the shape in the table of this GPU; None where there is none."""
+    return _table(target.arch, target.sm_count).get(key(problem, direction))
+
+
+def file_name(arch: str, sm_count: int) -> str:
+    return f"{arch}-{sm_count}.json"
+
+
+@functools.cache
+def _table(arch: str, sm_count: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for folder in (_SHIPPED, config.get().cache_dir / "tuned"):
+        path = folder / file_name(arch, sm_count)
+        try:
+            entries = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"shardops: the table of launch shapes {path} cannot be read ({error}); the "
+                "heuristic decides. Write it anew with `make tune`, or remove it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            continue
+        found |= entries
+    return found
