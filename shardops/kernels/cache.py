@@ -1,57 +1,138 @@
 """A directory of compiled kernels that many processes may read and write at once."""
 
 import hashlib
+import json
 import os
 import pathlib
-import tempfile
+import re
+import secrets
+import struct
+import time
 import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-# Kernels are executed: an entry is used only where it is whole, as its digest says.
-_MAGIC = b"shardops kernel 1\n"
+# An entry: this line, the SHA-256 of the rest, the length of an account in JSON, the account, and
+# the machine code. Kernels are executed: an entry is used only where it is whole, as its digest
+# says.
+_MAGIC = b"shardops kernel 2\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_LENGTH = struct.Struct("<I")
+
+_ENTRY = re.compile(r"[0-9a-f]{64}\.kernel")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}-\d+-[0-9a-f]{8}")
+# A temporary file so old was left by a process that was killed while it wrote.
+_STALE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a directory of kernels.
+
+    Args:
+      size: of the file, in bytes.
+      about: what `KernelDirectory.store` was given; None where the file is not whole.
+    """
+
+    path: pathlib.Path
+    size: int
+    about: dict[str, Any] | None
 
 
 class KernelDirectory:
     """Entries are files named by key. What cannot be read or written is ignored, with one warning.
 
-    An entry is written to a temporary file and renamed, so readers see all of it or nothing.
+    An entry is written to a temporary file and renamed, so readers see all of it or nothing, and
+    the last of several writers wins. Nothing waits for a lock, which would hang or fail on some
+    network file systems: processes that start together compile the same kernel each.
+
+    Args:
+      advice: what the warning says is to be done.
+      required: a directory that does not exist is worth the warning too.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, advice: str, *, required: bool = False):
         self.path = path
+        self._advice = advice
+        self._required = required
         self._warned = False
 
     def read(self, key: str) -> bytes | None:
-        """Returns the entry, or None where there is none that is whole."""
+        """Returns the machine code, or None where there is no entry that is whole."""
         path = self._entry(key)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
+            if self._required and not self.path.exists():
+                self._warn("does not exist")
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             self._warn(f"cannot be read ({error})")
             return None
-        head, code = data[: len(_MAGIC) + _DIGEST_BYTES], data[len(_MAGIC) + _DIGEST_BYTES :]
-        if head != _MAGIC + hashlib.sha256(code).digest():
-            self._warn(f"holds a damaged or foreign file, {path.name}; it will be replaced")
+        parts = _parts(data)
+        if parts is None:
+            self._warn(f"holds a damaged or foreign file, {path.name}")
             return None
-        return code
+        return parts[1]
 
-    def write(self, key: str, code: bytes) -> None:
+    def write(self, key: str, code: bytes, about: Mapping[str, Any]) -> None:
         """Stores an entry; where that fails, later processes compile again."""
-        path = self._entry(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{key[:16]}-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-                os.replace(temporary, path)
-            except OSError:
-                os.unlink(temporary)
-                raise
-        except OSError as error:
+            self.store(key, code, about)
+        except (OSError, ValueError) as error:
             self._warn(f"cannot be written ({error})")
+
+    def store(self, key: str, code: bytes, about: Mapping[str, Any]) -> None:
+        """Stores an entry. Raises OSError where that fails."""
+        account = json.dumps(about).encode()
+        rest = _LENGTH.pack(len(account)) + account + code
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Not `tempfile`: its files are readable by their owner alone, and a pack that root put into
+        # an image, or the cache of a group, is read by others.
+        name = f".{key[:16]}-{os.getpid()}-{secrets.token_hex(4)}"
+        temporary = self.path / name
+        try:
+            with open(temporary, "xb") as file:
+                file.write(_MAGIC + hashlib.sha256(rest).digest() + rest)
+            os.replace(temporary, self._entry(key))
+        except BaseException:  # also an interrupt from the keyboard leaves nothing behind
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def entries(self) -> list[Entry]:
+        """Returns all entries, ordered by name, whole or not. Raises OSError."""
+        found = []
+        for path in self._files(_ENTRY):
+            with suppress(FileNotFoundError):  # another process has removed it
+                data = path.read_bytes()
+                parts = _parts(data)
+                found.append(Entry(path, len(data), None if parts is None else parts[0]))
+        return found
+
+    def clear(self) -> tuple[int, int]:
+        """Removes entries and stale temporary files, no other file. Raises OSError.
+
+        Returns: number and total size of the entries removed.
+        """
+        count = size = 0
+        for path in self._files(_ENTRY):
+            with suppress(FileNotFoundError):
+                length = path.stat().st_size
+                path.unlink()
+                count, size = count + 1, size + length
+        for path in self._files(_TEMPORARY):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+        return count, size
+
+    def _files(self, name: re.Pattern[str]) -> list[pathlib.Path]:
+        if not self.path.exists():
+            return []
+        return sorted(path for path in self.path.iterdir() if name.fullmatch(path.name))
 
     def _entry(self, key: str) -> pathlib.Path:
         return self.path / f"{key}.kernel"
@@ -60,8 +141,17 @@ class KernelDirectory:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"shardops: the kernel cache {self.path} {what}. Kernels are compiled anew in this "
-                "process. Point SHARDOPS_CACHE_DIR at a writable directory of your own.",
+                f"shardops: the directory of kernels {self.path} {what}. {self._advice}",
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _parts(data: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The account and the machine code of an entry; None where it is not whole."""
+    head, rest = data[: len(_MAGIC) + _DIGEST_BYTES], data[len(_MAGIC) + _DIGEST_BYTES :]
+    if head != _MAGIC + hashlib.sha256(rest).digest():
+        return None
+    (length,) = _LENGTH.unpack_from(rest)
+    code = rest[_LENGTH.size + length :]
+    return json.loads(rest[_LENGTH.size : _LENGTH.size + length]), code

@@ -1,7 +1,10 @@
 """Kernel sources to machine code, through NVRTC, with a memory and a disk cache."""
 
+import dataclasses
+import functools
 import hashlib
 import importlib
+import importlib.metadata
 import io
 import pathlib
 import re
@@ -11,11 +14,30 @@ from typing import Any
 
 from shardops import config, errors
 from shardops.kernels.cache import KernelDirectory
+from shardops.kernels.resources import resources
+from shardops.version import __version__
+
+Constants = tuple[tuple[str, int], ...]
 
 _INSTALL = (
     "Install shardops with its extra cuda13 or cuda12 (in a checkout: pip install '.[cuda13]')."
 )
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
+# The options that decide what machine code comes out, part of every key.
+_STANDARD = "c++17"
+# Leaves out what a kernel without toolkit headers cannot name (textures, the runtime API): 4 of the
+# 24 ms that NVRTC takes for an empty kernel, and the same machine code.
+_MINIMAL_SINCE = (12, 4)
+_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+
+_CACHE_ADVICE = (
+    "Kernels are compiled anew in this process. Point SHARDOPS_CACHE_DIR at a writable directory "
+    "of your own; `python -m shardops kernels clear` empties it."
+)
+_PACK_ADVICE = (
+    "Its kernels are taken from the cache or compiled, unless SHARDOPS_NVRTC=0. Correct "
+    "SHARDOPS_KERNEL_PACK, or fill it by `python -m shardops kernels build`."
+)
 
 
 @dataclass
@@ -28,8 +50,16 @@ class Counts:
     compiled: int = 0
 
 
+@dataclass
+class _Kernel:
+    """A kernel of this process; `code` is None until it is found or compiled, under `lock`."""
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    code: bytes | None = None
+
+
 counts = Counts()
-_memory: dict[str, bytes] = {}
+_memory: dict[str, _Kernel] = {}
 _directories: dict[pathlib.Path, KernelDirectory] = {}
 _lock = threading.Lock()
 
@@ -46,10 +76,15 @@ def source_directory() -> pathlib.Path:
     )
 
 
-def source_text(
-    file: str, constants: tuple[tuple[str, int], ...], leave_out: tuple[str, ...] = ()
-) -> str:
+def source_text(file: str, constants: Constants, leave_out: tuple[str, ...] = ()) -> str:
     """Returns the constants and the file as one text, each include pasted where first named."""
+    return "".join(f"#define {name} {value}\n" for name, value in constants) + _expanded(
+        file, leave_out
+    )
+
+
+@functools.cache
+def _expanded(file: str, leave_out: tuple[str, ...]) -> str:
     directory = source_directory()
     seen = set(leave_out)
 
@@ -60,41 +95,75 @@ def source_text(
         text = (directory / name).read_text().replace("#pragma once\n", "")
         return _INCLUDE.sub(lambda match: expand(match.group(1)), text)
 
-    return "".join(f"#define {name} {value}\n" for name, value in constants) + expand(file)
+    return expand(file)
 
 
-def cubin(file: str, name: str, constants: tuple[tuple[str, int], ...], arch: str) -> bytes:
-    """Returns a kernel's machine code: from memory, the kernel pack, the disk cache, or NVRTC."""
-    settings = config.get()
-    text = source_text(file, constants)
-    # A pack is used where NVRTC may be missing, so its key cannot name NVRTC's version.
-    pack_key = _digest(text, arch)
+def key_of(file: str, name: str, constants: Constants, arch: str) -> str:
+    """Names a kernel in a pack: by its source, its symbol, its architecture, not by its compiler.
+
+    A pack is used where NVRTC may be missing, so its key cannot name NVRTC's version.
+    """
+    return _digest(source_text(file, constants), name, arch, _STANDARD)
+
+
+def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:
+    """Returns a kernel's machine code: from memory, the kernel pack, the disk cache, or NVRTC.
+
+    Raises: KernelUnavailableError where it is in none, and cannot or must not be compiled.
+    """
+    key = key_of(file, name, constants, arch)
     with _lock:
-        if pack_key in _memory:
-            counts.memory += 1
-            return _memory[pack_key]
-        code = None
-        if settings.kernel_pack is not None:
-            code = _directory(settings.kernel_pack).read(pack_key)
-            counts.pack += code is not None
-        if code is None:
-            code = _compiled(text, name, arch, pack_key, settings)
-        _memory[pack_key] = code
-        return code
+        kernel = _memory.setdefault(key, _Kernel())
+    # Threads that want the same kernel wait for it, others do not.
+    with kernel.lock:
+        if kernel.code is not None:
+            origin, code = "memory", kernel.code
+        else:
+            origin, code = _found(key, file, name, constants, arch)
+            kernel.code = code
+    with _lock:
+        setattr(counts, origin, getattr(counts, origin) + 1)
+    return code
 
 
 def clear_memory() -> None:
-    """Forgets the kernels of this process; the disk cache stays."""
+    """Forgets the kernels and sources of this process; the disk cache stays."""
     with _lock:
         _memory.clear()
         _directories.clear()
+    _expanded.cache_clear()
+
+
+def compile_kernel(
+    file: str, name: str, constants: Constants, arch: str
+) -> tuple[bytes, dict[str, Any]]:
+    """Compiles without caches; returns the machine code and the account that is kept with it."""
+    text = source_text(file, constants)
+    code, report = compile_text(text, name, arch, report=True)
+    taken = resources(report)
+    about = {
+        "kernel": name,
+        "arch": arch,
+        "file": file,
+        "constants": dict(constants),
+        "code_bytes": len(code),
+        "resources": None if taken is None else dataclasses.asdict(taken),
+        "nvrtc": nvrtc_version(),
+        "shardops": __version__,
+    }
+    return code, about
 
 
 def compile_text(text: str, name: str, arch: str, *, report: bool = False) -> tuple[bytes, str]:
     """Compiles without caches; returns the machine code and, with `report`, ptxas's account."""
     program_type, options_type = _cuda_core()
+    minimal = tuple(map(int, nvrtc_version().split("."))) >= _MINIMAL_SINCE
     options = options_type(
-        name=name, arch=arch, std="c++17", ptxas_options="-v" if report else None
+        name=name,
+        arch=arch,
+        std=_STANDARD,
+        minimal=minimal or None,
+        ptxas_options="-v" if report else None,
     )
     log = io.StringIO()
     try:
@@ -125,31 +194,64 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def _compiled(text: str, name: str, arch: str, pack_key: str, settings: config.Config) -> bytes:
+@functools.cache
+def compiler() -> str:
+    """Names the compiler in the keys of the disk cache.
+
+    By its wheel where there is one: to load NVRTC and its binding takes a tenth of a second or two,
+    which a process whose kernels are all on disk need not spend; and the wheel's version has the
+    patch level, which NVRTC itself does not tell.
+    """
+    found = []
+    for wheel in _WHEELS:
+        try:
+            found.append(f"{wheel} {importlib.metadata.version(wheel)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found) or f"nvrtc {nvrtc_version()}"
+
+
+def pack_directory(path: pathlib.Path) -> KernelDirectory:
+    """A directory of kernels that was filled ahead of time."""
+    return KernelDirectory(path, _PACK_ADVICE, required=True)
+
+
+def cache_directory(settings: config.Config) -> KernelDirectory:
+    """The directory that this user's processes leave their kernels in."""
+    return KernelDirectory(settings.cache_dir / "kernels", _CACHE_ADVICE)
+
+
+def _found(key: str, file: str, name: str, constants: Constants, arch: str) -> tuple[str, bytes]:
+    """A kernel that is not in memory, and where it came from."""
+    settings = config.get()
+    if settings.kernel_pack is not None:
+        code = _once(pack_directory(settings.kernel_pack)).read(key)
+        if code is not None:
+            return "pack", code
     if not settings.nvrtc:
+        from shardops.kernels import packing  # the launch plans, which import this module
+
         raise errors.KernelUnavailableError(
-            f"kernels: {name} for {arch} ({pack_key[:16]}) is not in the kernel pack "
-            f"{settings.kernel_pack}, and SHARDOPS_NVRTC=0 forbids compiling it. Build it into the "
-            "pack, or unset SHARDOPS_NVRTC."
+            packing.missing(settings.kernel_pack, file, name, constants, arch)
         )
-    disk_key = _digest(pack_key, nvrtc_version())
-    directory = _directory(settings.cache_dir / "kernels")
+    directory = _once(cache_directory(settings))
+    disk_key = _digest(key, compiler())
     code = directory.read(disk_key)
     if code is not None:
-        counts.disk += 1
-        return code
-    code, _ = compile_text(text, name, arch)
-    counts.compiled += 1
-    directory.write(disk_key, code)
-    return code
+        return "disk", code
+    code, about = compile_kernel(file, name, constants, arch)
+    directory.write(disk_key, code, about)
+    return "compiled", code
+
+
+def _once(directory: KernelDirectory) -> KernelDirectory:
+    """The one of this path that this process keeps, which has warned or not."""
+    with _lock:
+        return _directories.setdefault(directory.path, directory)
 
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _directory(path: pathlib.Path) -> KernelDirectory:
-    return _directories.setdefault(path, KernelDirectory(path))
 
 
 def _cuda_core() -> tuple[Any, Any]:

@@ -1,10 +1,14 @@
-"""`core`: the extension for XLA:CPU, in place of the one for CUDA."""
+"""`core`: the extension for XLA:CPU, for CUDA's. `caches`: empty caches of kernels of a test."""
 
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from shardops.kernels import gemm, library
+from shardops import config
+from shardops.kernels import compile, gemm, library
 from tests.kernels import host
 
 
@@ -16,3 +20,18 @@ def core(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(library, "core", lambda: extension)
     monkeypatch.setattr(gemm, "_query_device", lambda: 0)
     return extension
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Empty caches in memory and under `tmp_path`; the fixture changes the configuration."""
+
+    def change(**fields: object) -> None:
+        changed = dataclasses.replace(config.get(), **fields)
+        monkeypatch.setattr(config, "get", lambda: changed)
+        compile.clear_memory()
+
+    monkeypatch.setattr(compile, "counts", compile.Counts())
+    change(cache_dir=tmp_path / "cache", kernel_pack=None, nvrtc=True)
+    yield change
+    compile.clear_memory()

@@ -1,0 +1,148 @@
+"""The families of kernels that a pack can be filled with, in the words of the command line."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardops.kernels import softmax_plan
+from shardops.kernels.launch import Launch
+from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.softmax_plan import MaskKind
+from shardops.kernels.target import Target
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A choice beside row length and dtype.
+
+    Args:
+      values: the default first.
+      bare: what the flag means without a value; None where it needs one.
+    """
+
+    values: tuple[str, ...]
+    help: str
+    bare: str | None = None
+
+
+OPTIONS = {
+    "gamma_dtype": Option(("same", *DTYPES), "dtype of gamma; same: that of --dtype"),
+    "beta_dtype": Option(
+        ("same", "none", *DTYPES), "dtype of layer_norm's beta; same: that of gamma"
+    ),
+    "add": Option(
+        ("no", "yes"),
+        "forward: a residual is added first; backward: the cotangent of a residual, or of an input "
+        "that was returned, is added last",
+        bare="yes",
+    ),
+    "mask": Option(
+        ("no", "keys", "rows"), "a mask that differs between keys, or between rows alone"
+    ),
+    "causal": Option(
+        ("no", "yes", "sharded"),
+        "later keys are hidden; sharded: and devices have queries from the middle",
+        bare="yes",
+    ),
+    "zero_centered_gamma": Option(("no", "yes"), "gamma counts from 1", bare="yes"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a pack is asked to serve, for any number of rows.
+
+    Args:
+      length: elements of a row, on one device.
+      passes: some of PASSES.
+      options: values other than the defaults, by name.
+    """
+
+    op: str
+    length: int
+    dtype: str
+    passes: tuple[str, ...] = PASSES
+    options: tuple[tuple[str, str], ...] = ()
+
+    def option(self, name: str) -> str:
+        return dict(self.options).get(name, OPTIONS[name].values[0])
+
+
+@dataclass(frozen=True)
+class Family:
+    """An op.
+
+    Args:
+      options: names of those it heeds.
+      launches: plans a request for so many rows on a GPU.
+    """
+
+    options: tuple[str, ...]
+    launches: Callable[[Request, int, Target], list[Launch]]
+
+
+def _norm(request: Request, rows: int, target: Target) -> list[Launch]:
+    gamma = _either(request.option("gamma_dtype"), request.dtype)
+    beta = None
+    if request.op == "layer_norm" and request.option("beta_dtype") != "none":
+        beta = _either(request.option("beta_dtype"), gamma)
+    launches = []
+    for direction in request.passes:
+        problem = NormProblem(
+            rows,
+            request.length,
+            kind="layer" if request.op == "layer_norm" else "rms",
+            x=request.dtype,
+            gamma=gamma,
+            # The gradient of beta does not depend on beta, so not on its dtype.
+            beta=gamma if beta and direction == "backward" else beta,
+            add=request.option("add") == "yes",
+            zero_centered=request.option("zero_centered_gamma") == "yes",
+        )
+        if direction == "forward":
+            launches.append(forward_plan(problem, target))
+        else:
+            plan = backward_plan(problem, target)
+            launches += [plan.main, plan.finish]
+    return launches
+
+
+def _softmax(request: Request, rows: int, target: Target) -> list[Launch]:
+    """For a scale above 0, and masks broadcast over any dims."""
+    kinds: dict[str, MaskKind] = {"no": 0, "keys": 1, "rows": 2}
+    mask = kinds[request.option("mask")]
+    causal = request.option("causal")
+    launches: list[Launch] = []
+    for direction in request.passes:
+        plan = softmax_plan.forward_plan if direction == "forward" else softmax_plan.backward_plan
+        for digits in range(softmax_plan.MAX_MASK_DIGITS + 1) if mask else (0,):
+            problem = softmax_plan.SoftmaxProblem(
+                rows,
+                request.length,
+                x=request.dtype,
+                mask=mask,
+                digits=digits,
+                causal=causal != "no",
+                first=causal == "sharded",
+            )
+            planned = plan(problem, target).launches
+            launches += [launch for launch in planned if launch not in launches]
+    return launches
+
+
+def _either(value: str, same: str) -> str:
+    return same if value == "same" else value
+
+
+_NORM_OPTIONS = ("gamma_dtype", "add", "zero_centered_gamma")
+
+# By the name that `use_kernels` knows the op by.
+FAMILIES = {
+    "rms_norm": Family(_NORM_OPTIONS, _norm),
+    "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
+    "softmax": Family(("mask", "causal"), _softmax),
+}

@@ -1,0 +1,166 @@
+"""Packs: which kernels a request needs, filling a directory with them, and what is missing."""
+
+import itertools
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from shardops.kernels import compile
+from shardops.kernels.cache import KernelDirectory
+from shardops.kernels.families import DTYPES, FAMILIES, OPTIONS, PASSES, Request
+from shardops.kernels.launch import Kernel
+from shardops.kernels.target import target_for
+
+# A plan may choose its constants by the rows and by the multiprocessors that are free, not by the
+# grid alone. It does so by thresholds, and by what divides the rows: one of these is in each case.
+_ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
+_SM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
+_USUAL_ROWS, _USUAL_SM_COUNT = 8192, 132
+# Requests that are planned for all rows, of those whose usual plan is nearest to what is missing.
+_NEAREST = 8
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel of a pack; `seconds` is None where the pack had it."""
+
+    about: dict[str, Any]
+    seconds: float | None
+
+
+def kernels_of(
+    request: Request, arch: str, rows: int | None = None, sm_count: int | None = None
+) -> list[Kernel]:
+    """Returns the kernels that serve a request: for any rows, on a GPU of any size, or for those.
+
+    Args:
+      arch: "sm_90".
+    """
+    all_rows = _ROWS if rows is None else (rows,)
+    sm_counts = _SM_COUNTS if sm_count is None else (sm_count,)
+    launches = FAMILIES[request.op].launches
+    found: dict[Kernel, None] = {}  # a set that keeps the order
+    for count, sms in itertools.product(all_rows, sm_counts):
+        for launch in launches(request, count, target_for(arch, sms)):
+            found[launch.kernel] = None
+    return list(found)
+
+
+def build(kernels: Sequence[Kernel], arch: str, directory: KernelDirectory) -> Iterator[Built]:
+    """Compiles what a pack lacks, and tells of each kernel.
+
+    Raises: OSError where the pack cannot be written, KernelUnavailableError without a compiler.
+    """
+    stored = {entry.path.stem: entry.about for entry in directory.entries()}
+    for kernel in kernels:
+        key = compile.key_of(kernel.file, kernel.name, kernel.constants, arch)
+        about = stored.get(key)
+        if about is not None:
+            yield Built(about, None)
+            continue
+        start = time.perf_counter()
+        code, about = compile.compile_kernel(kernel.file, kernel.name, kernel.constants, arch)
+        seconds = time.perf_counter() - start
+        directory.store(key, code, about)
+        yield Built(about, seconds)
+
+
+def missing(
+    pack: pathlib.Path | None, file: str, name: str, constants: compile.Constants, arch: str
+) -> str:
+    """Words the error for a kernel that no pack has: which it is, and what builds it."""
+    kernel = Kernel(file, name, constants)
+    request = request_for(kernel, arch)
+    out = "PACK" if pack is None else str(pack)
+    if request is None:
+        listed = ", ".join(f"{constant}={value}" for constant, value in constants)
+        which = f"{name} ({listed}) for {arch}"
+        fix = "Build its pack by `python -m shardops kernels build` of the same version"
+    else:
+        which = f"{name} ({_words(request)}) for {arch}"
+        fix = f"Build it: {command_for(request, arch, out)}"
+    where = "SHARDOPS_KERNEL_PACK is not set" if pack is None else f"it is not in the pack {pack}"
+    return (
+        f"kernels: {which} is missing: {where}{_otherwise(pack, kernel, arch)}, and "
+        f"SHARDOPS_NVRTC=0 forbids compiling it. {fix}; or unset SHARDOPS_NVRTC."
+    )
+
+
+def command_for(request: Request, arch: str, out: str) -> str:
+    """The command line that builds what a request needs."""
+    words = ["python -m shardops kernels build", f"--arch {arch}", f"--op {request.op}"]
+    words += [f"--rows-length {request.length}", f"--dtype {request.dtype}"]
+    for name, value in request.options:
+        words.append(flag(name) if value == OPTIONS[name].bare else f"{flag(name)} {value}")
+    if request.passes != PASSES:
+        words += [f"--{direction}" for direction in request.passes]
+    return " ".join([*words, f"--out {out}"])
+
+
+def flag(option: str) -> str:
+    """The option's flag on the command line."""
+    return "--" + option.replace("_", "-")
+
+
+def request_for(kernel: Kernel, arch: str) -> Request | None:
+    """Returns the request with the fewest options whose pack has this kernel; None if none has.
+
+    Plans are pure functions, so their results are compared: there is no second account of what a
+    constant means.
+    """
+    near: list[tuple[int, Request]] = []
+    wanted = set(kernel.constants)
+    target = target_for(arch, _USUAL_SM_COUNT)
+    for length in _lengths(kernel):
+        for request in _requests(length):
+            launches = FAMILIES[request.op].launches(request, _USUAL_ROWS, target)
+            planned = [launch.kernel for launch in launches]
+            if kernel in planned:
+                return request
+            likeness = max(len(wanted & set(other.constants)) for other in planned)
+            near.append((likeness, request))
+    near.sort(key=lambda item: -item[0])  # stable: the fewest options stay first
+    for _, request in near[:_NEAREST]:
+        if kernel in kernels_of(request, arch):
+            return request
+    return None
+
+
+def _lengths(kernel: Kernel) -> list[int]:
+    """What may be the row's length: the constant COLS in every family so far, else any."""
+    constants = dict(kernel.constants)
+    if "COLS" in constants:
+        return [constants["COLS"]]
+    return sorted({value for value in constants.values() if value > 0}, reverse=True)
+
+
+def _requests(length: int) -> list[Request]:
+    found = []
+    for op, family in FAMILIES.items():
+        choices = [[(name, value) for value in OPTIONS[name].values] for name in family.options]
+        for chosen in itertools.product(*choices):
+            options = tuple(pair for pair in chosen if pair[1] != OPTIONS[pair[0]].values[0])
+            for direction, dtype in itertools.product(PASSES, DTYPES):
+                found.append(Request(op, length, dtype, (direction,), options))
+    return sorted(found, key=lambda request: len(request.options))
+
+
+def _words(request: Request) -> str:
+    options = "".join(f", {name} {value}" for name, value in request.options)
+    passes = " and ".join(request.passes)
+    return f"{passes} of {request.op}, rows of {request.length}, {request.dtype}{options}"
+
+
+def _otherwise(pack: pathlib.Path | None, kernel: Kernel, arch: str) -> str:
+    """Says so where the pack has this kernel, made of other sources."""
+    if pack is not None:
+        with suppress(OSError):
+            for entry in KernelDirectory(pack, "").entries():
+                about = entry.about or {}
+                same = (about.get("kernel"), about.get("arch")) == (kernel.name, arch)
+                if same and about.get("constants") == dict(kernel.constants):
+                    return f" (which has one of other sources, shardops {about['shardops']})"
+    return ""

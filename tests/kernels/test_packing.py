@@ -1,0 +1,214 @@
+"""Kernel packs: what a request needs, filling, running from one alone, what is missing."""
+
+import re
+import shlex
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardops as so
+from shardops import __main__ as command_line
+from shardops import errors
+from shardops.kernels import compile, library, packing
+from shardops.kernels.families import DTYPES, FAMILIES, OPTIONS, PASSES, Request
+from shardops.kernels.launch import Kernel
+from shardops.kernels.target import target_for, use_target
+
+ARCHES = ("sm_80", "sm_90", "sm_100")
+
+
+@st.composite
+def requests(draw) -> Request:
+    op = draw(st.sampled_from(sorted(FAMILIES)))
+    options = [(name, draw(st.sampled_from(OPTIONS[name].values))) for name in FAMILIES[op].options]
+    chosen = tuple(pair for pair in options if pair[1] != OPTIONS[pair[0]].values[0])
+    length = draw(st.one_of(st.integers(1, 4096), st.integers(1, 512).map(lambda n: 128 * n)))
+    passes = draw(st.sampled_from([PASSES, ("forward",), ("backward",)]))
+    return Request(op, length, draw(st.sampled_from(DTYPES)), passes, chosen)
+
+
+rows = st.one_of(st.integers(1, 4096), st.integers(1, 2**31))
+
+
+@settings(max_examples=30)
+@given(requests(), st.sampled_from(ARCHES), st.lists(rows, min_size=8), st.data())
+def test_pack_serves_any_number_of_rows_on_a_gpu_of_any_size(request, arch, many_rows, data):
+    packed = set(packing.kernels_of(request, arch))
+    for count in many_rows:
+        sm_count = data.draw(st.integers(1, 192))
+        launches = FAMILIES[request.op].launches(request, count, target_for(arch, sm_count))
+        assert {launch.kernel for launch in launches} <= packed, (count, sm_count)
+        exact = packing.kernels_of(request, arch, count, sm_count)
+        assert exact == list(dict.fromkeys(launch.kernel for launch in launches))
+
+
+@settings(max_examples=25)
+@given(requests(), st.sampled_from(ARCHES), st.data())
+def test_every_kernel_names_a_command_that_builds_it(request, arch, data):
+    kernel = data.draw(st.sampled_from(packing.kernels_of(request, arch)))
+    text = packing.missing(None, kernel.file, kernel.name, kernel.constants, arch)
+    command = text[text.index("kernels build") : text.index("; or unset")]
+    arguments = command_line.parser().parse_args(shlex.split(command))
+    (asked,) = arguments.requests(arguments)
+    assert kernel in packing.kernels_of(asked, *arguments.arch)
+    assert f"rows of {request.length}" in text
+
+
+def test_unknown_kernel_is_named_by_its_constants():
+    text = packing.missing(None, "f.cuh", "f", (("COLS", 64), ("KNOB", 3)), "sm_90")
+    assert "f (COLS=64, KNOB=3) for sm_90 is missing: SHARDOPS_KERNEL_PACK is not set" in text
+    assert packing.request_for(Kernel("f.cuh", "f", (("KNOB", 3),)), "sm_90") is None
+
+
+# --- with a compiler ----------------------------------------------------------------------------
+
+REQUEST = Request("rms_norm", 64, "bfloat16", options=(("gamma_dtype", "float32"),))
+
+
+@pytest.fixture
+def nvrtc():
+    try:
+        compile.nvrtc_version()
+    except errors.KernelUnavailableError as error:
+        pytest.skip(f"{error}")
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A pack for REQUEST, its kernels, and their code."""
+    directory = compile.pack_directory(tmp_path_factory.mktemp("pack"))
+    kernels = packing.kernels_of(REQUEST, "sm_90")
+    built = list(packing.build(kernels, "sm_90", directory))
+    assert all(one.seconds is not None and one.seconds > 0 for one in built)
+    return directory.path, kernels
+
+
+def code(kernel: Kernel, arch: str = "sm_90") -> bytes:
+    return compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestFilled:
+    def test_pack_alone_serves_its_kernels(self, caches, monkeypatch, tmp_path, filled):
+        path, kernels = filled
+        monkeypatch.setattr(compile, "_cuda_core", lambda: pytest.fail("loads the compiler"))
+        caches(kernel_pack=path, nvrtc=False)
+        for kernel in kernels:
+            assert code(kernel)[:4] == b"\x7fELF"
+        assert compile.counts == compile.Counts(pack=len(kernels))
+        assert not (tmp_path / "cache").exists()
+
+    def test_pack_comes_before_the_cache_and_the_rest_is_compiled(self, caches, filled):
+        path, kernels = filled
+        caches(kernel_pack=path)
+        code(kernels[-1])
+        code(kernels[-1], "sm_80")
+        assert compile.counts == compile.Counts(pack=1, compiled=1)
+
+    def test_kernel_in_no_pack_raises_with_the_command_that_builds_it(self, caches, filled):
+        path, kernels = filled
+        caches(kernel_pack=path, nvrtc=False)
+        with pytest.raises(errors.KernelUnavailableError) as raised:
+            code(kernels[0], "sm_80")
+        assert str(raised.value) == (
+            f"kernels: {kernels[0].name} (forward of rms_norm, rows of 64, bfloat16, gamma_dtype "
+            f"float32) for sm_80 is missing: it is not in the pack {path}, and SHARDOPS_NVRTC=0 "
+            "forbids compiling it. Build it: python -m shardops kernels build --arch sm_80 "
+            "--op rms_norm --rows-length 64 --dtype bfloat16 --gamma-dtype float32 --forward "
+            f"--out {path}; or unset SHARDOPS_NVRTC."
+        )
+
+    def test_pack_of_other_sources_is_told(self, caches, filled, monkeypatch):
+        path, kernels = filled
+        caches(kernel_pack=path, nvrtc=False)
+        original = compile.source_text
+        monkeypatch.setattr(compile, "source_text", lambda *a: original(*a) + "// newer\n")
+        with pytest.raises(errors.KernelUnavailableError, match=r"has one of other sources, shard"):
+            code(kernels[0])
+
+    def test_pack_that_does_not_exist_is_told_once(self, caches, filled, tmp_path):
+        _, kernels = filled
+        caches(kernel_pack=tmp_path / "absent")
+        with pytest.warns(RuntimeWarning, match=r"absent does not exist.*SHARDOPS_KERNEL_PACK"):
+            code(kernels[-1])
+        code(kernels[-1], "sm_80")  # a second warning would be an error
+        assert compile.counts == compile.Counts(compiled=2)
+
+    def test_damaged_entry_of_a_pack_is_compiled_and_left(self, caches, filled, tmp_path):
+        source, kernels = filled
+        path = tmp_path / "pack"
+        shutil.copytree(source, path)
+        kernel = kernels[-1]
+        key = compile.key_of(kernel.file, kernel.name, kernel.constants, "sm_90")
+        (path / f"{key}.kernel").write_bytes(b"damaged")
+        caches(kernel_pack=path)
+        with pytest.warns(RuntimeWarning, match=r"damaged or foreign.*kernels build"):
+            code(kernel)
+        assert compile.counts == compile.Counts(compiled=1)
+        assert (path / f"{key}.kernel").read_bytes() == b"damaged"
+        # Building again mends it, and compiles nothing else.
+        built = list(packing.build(kernels, "sm_90", compile.pack_directory(path)))
+        assert [one.seconds is not None for one in built] == [k == kernel for k in kernels]
+
+    def test_full_pack_fails_loudly(self, filled, tmp_path):
+        _, kernels = filled
+        (tmp_path / "file").write_text("")
+        directory = compile.pack_directory(tmp_path / "file" / "pack")
+        with pytest.raises(OSError, match="Not a directory"):
+            list(packing.build(kernels[-1:], "sm_90", directory))
+
+
+# --- the ops themselves -------------------------------------------------------------------------
+
+
+def lowered(rows: int, sm_count: int, gamma: str) -> int:
+    """Lowers a norm with a residual, and its gradient, for a GPU; returns how many launches."""
+
+    def loss(x, gamma):
+        y, h = so.layer_norm(x, gamma, jnp.zeros(96, jnp.float16), return_input=True)
+        return (y * h).astype(jnp.float32).sum()
+
+    shapes = [jax.ShapeDtypeStruct((rows, 96), jnp.bfloat16), jax.ShapeDtypeStruct((96,), gamma)]
+    with use_target(target_for("sm_90", sm_count)):
+        traced = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(*shapes)
+        return traced.lower(lowering_platforms=("cuda",)).as_text().count("shardops_launch")
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_commands_of_the_errors_make_a_pack_that_trains(caches, monkeypatch, tmp_path, capsys):
+    """Without a compiler: what is missing is built by what the error says, and nothing is then."""
+    monkeypatch.setattr(library, "core", lambda: None)  # only running needs the extension
+    pack = tmp_path / "pack"
+    caches(kernel_pack=pack, nvrtc=False)
+    pack.mkdir()
+    commands = []
+    for _ in range(2):
+        with pytest.raises(errors.KernelUnavailableError) as raised:
+            lowered(300, 132, "float32")
+        commands += re.findall(
+            r"python -m shardops (kernels build .*); or unset", str(raised.value)
+        )
+        assert command_line.main(shlex.split(commands[-1])) == 0
+        jax.clear_caches()
+    assert lowered(300, 132, "float32") >= 3
+    kernels = "kernels build --arch sm_90 --op layer_norm --rows-length 96 --dtype bfloat16"
+    assert commands == [
+        f"{kernels} --gamma-dtype float32 --beta-dtype float16 --forward --out {pack}",
+        f"{kernels} --gamma-dtype float32 --add --backward --out {pack}",
+    ]
+    capsys.readouterr()
+    # The same pack serves other numbers of rows and smaller GPUs.
+    assert lowered(1, 132, "float32") == lowered(70_000, 78, "float32") >= 3
+    assert compile.counts.compiled == 0
+    with pytest.raises(errors.KernelUnavailableError, match="--beta-dtype float16 --forward"):
+        lowered(300, 132, "bfloat16")
+    # One command for all.
+    caches(kernel_pack=tmp_path / "other", nvrtc=False)
+    options = ["--gamma-dtype=float32", "--beta-dtype=float16", "--add=no,yes"]
+    words = kernels.split()
+    assert command_line.main([*words, *options, f"--out={tmp_path / 'other'}"]) == 0
+    assert lowered(301, 132, "float32") >= 3
