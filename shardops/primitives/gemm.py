@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from shardops import array_type, config, routing
+from shardops.fusing.marking import markable
 from shardops.op import compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_grad import operand_cotangents
@@ -187,7 +188,7 @@ def product_of(op: GemmOp, wanted: Spec | None, lhs: jax.Array, rhs: jax.Array) 
     return _product(op, wanted, lhs, rhs, None, None)
 
 
-_compiled_product = compiled(_product)
+_compiled_product = markable(compiled(_product))
 _compiled_scaled = compiled(scaled_product)
 
 
