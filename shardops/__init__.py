@@ -1,18 +1,22 @@
 """Sharding-aware GEMM, normalisation and softmax for JAX."""
 
-from shardops import checkpoint_policies, rules
+from shardops import checkpoint_policies, recipes, rules
 from shardops.config import use_kernels
 from shardops.errors import KernelUnavailableError
 from shardops.explaining import Report, explain
+from shardops.fusing.fuse import fuse
 from shardops.primitives.dot import dot_general
 from shardops.primitives.gemm import gemm
 from shardops.primitives.norm import layer_norm, rms_norm
+from shardops.primitives.quantize import quantize
 from shardops.primitives.scaled import ScaledArray, ScalingMode
 from shardops.primitives.softmax import softmax
+from shardops.quantizer import Quantizer
 from shardops.version import __version__
 
 __all__ = [
     "KernelUnavailableError",
+    "Quantizer",
     "Report",
     "ScaledArray",
     "ScalingMode",
@@ -20,8 +24,11 @@ __all__ = [
     "checkpoint_policies",
     "dot_general",
     "explain",
+    "fuse",
     "gemm",
     "layer_norm",
+    "quantize",
+    "recipes",
     "rms_norm",
     "rules",
     "softmax",

@@ -57,10 +57,11 @@ _pattern = jax.make_user_context(None)
 def use_kernels(pattern: str) -> Iterator[None]:
     """Choose which ops run as kernels, for the length of a `with` block.
 
-    An op whose name (`gemm`, `dot_general`, `layer_norm`, `rms_norm`, `softmax`; gradients end in
-    `.grad`) matches `pattern` from its start to its end runs as a CUDA kernel, any other as the jnp
-    reference through XLA. Outside any block `SHARDOPS_KERNELS` decides (default `.*`). Jitted
-    functions are traced again where the pattern differs. Leaving restores what was there before.
+    An op whose name (`gemm`, `dot_general`, `layer_norm`, `rms_norm`, `softmax`, `quantize`;
+    gradients end in `.grad`) matches `pattern` from its start to its end runs as a CUDA kernel, any
+    other as the jnp reference through XLA. Outside any block `SHARDOPS_KERNELS` decides (default
+    `.*`). Jitted functions are traced again where the pattern differs. Leaving restores what was
+    there before.
 
     Args:
       pattern: a regular expression.

@@ -7,6 +7,8 @@ from shardops.explaining.products import Gradient
 from shardops.op import Op, Shapes
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.norm_op import NormBackward, NormForward
+from shardops.primitives.quantize_op import MagnitudesOp, QuantizeOp
+from shardops.primitives.quantize_op import result_shapes as quantised_shapes
 from shardops.primitives.row_sum import RowSumOp
 
 Dims = tuple[str, ...]
@@ -56,6 +58,9 @@ def names(
         operands, results = _of_factors(op, shapes)
     keys = dict(zip(op.operands, operands, strict=True))
     keys |= {"out": results[0], "result": results[0]}
+    keys |= {a.name: a for a in results if a.name in ("data", "transposed data", "amax")}
+    if isinstance(op, MagnitudesOp):
+        keys |= {"amax": Array("amax", operands[0].dims[: op.added])}
     if isinstance(op, NormForward | NormBackward):
         rows, hidden = results[0].dims[:-1], results[0].dims[-1:]
         keys |= {"statistics": Array("statistics", rows)}
@@ -66,8 +71,15 @@ def names(
 Arrays = tuple[list[Array], list[Array]]  # operands, results
 
 
-def result_shapes(named: Names, shapes: Shapes) -> Shapes:
+def result_shapes(named: Names, shapes: Shapes, op: Op | None = None) -> Shapes:
     """Shapes of the results, from those of the operands."""
+    if isinstance(op, QuantizeOp | MagnitudesOp):
+        return op.result_shapes(shapes)
+    if isinstance(op, NormForward) and op.form is not None:
+        rows = len(named.results) - len(op.form.results)
+        own = {"h": shapes[0]}
+        rest = tuple(own.get(a.name, shapes[0][:-1]) for a in named.results[-rows:])
+        return (*quantised_shapes(op.form, shapes[0]), *rest)
     pairs = zip(named.operands, shapes, strict=True)
     sizes = {d: n for a, shape in pairs for d, n in zip(a.dims, shape, strict=True)}
     return tuple(tuple(sizes[d] for d in a.dims) for a in named.results)
@@ -114,12 +126,19 @@ def _of_norm(op: NormForward | NormBackward, shapes: Shapes) -> Arrays:
     at = op.operands.index("x" if isinstance(op, NormForward) else "h")
     rows = _numbered("R", len(shapes[at]) - 1)
     vectors, statistics = ("gamma", "beta", "dgamma", "dbeta"), ("mean", "rstd")
+    added = 0
     if isinstance(op, NormForward):
-        results = ["y", *["h"] * op.add, *["mean"] * (op.kind == "layer"), "rstd"]
+        added = 0 if op.form is None else op.form.blocks.added
+        written = ["y"] if op.form is None else op.form.results
+        results = [*written, *["h"] * op.add, *["mean"] * (op.kind == "layer"), "rstd"]
     else:
         results = ["dx", "dgamma", *["dbeta"] * op.beta]
 
     def array(name: str) -> Array:
+        if name in ("scale_inv", "amax"):
+            return Array(name, rows[:added])
+        if name.startswith("transposed"):
+            return Array(name, (*rows[:added], "H", *rows[added:]))
         return Array(name, ("H",) if name in vectors else rows + ("H",) * (name not in statistics))
 
     return [array(n) for n in op.operands], [array(n) for n in results]
@@ -130,6 +149,10 @@ def _of_factors(op: Op, shapes: Shapes) -> Arrays:
     ins, outs = op.factors(shapes)
     known = {d for one in ins for d in one}
     results = ["out"] if len(outs) == 1 else [f"out{n}" for n in range(len(outs))]
+    if isinstance(op, QuantizeOp):
+        results = list(op.form.results)
+    if isinstance(op, MagnitudesOp):
+        results = ["magnitudes"]
     # A result's dim that no operand names stands where the first operand has its dim.
     dims = [[d if d in known else ins[0][at] for at, d in enumerate(one)] for one in outs]
     return (

@@ -15,6 +15,7 @@ from shardops.explaining.steps import all_steps
 from shardops.explaining.suggest import Suggestion, suggestion
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.gemm_scaled import ScaledGemmOp
+from shardops.primitives.scaling import ScalingMode
 from shardops.recording import Record
 from shardops.rules.hardware import DEFAULT, Link
 from shardops.rules.spec import Spec
@@ -117,7 +118,7 @@ class Entry:
 
     @property
     def results(self) -> tuple[Held, ...]:
-        shapes = result_shapes(self.names, self.record.shapes)
+        shapes = result_shapes(self.names, self.record.shapes, self.record.op)
         return tuple(
             Held(a, self._result_dtype(a), shape, spec, spec)
             for a, shape, spec in zip(
@@ -131,6 +132,11 @@ class Entry:
         product = op.product if isinstance(op, ScaledGemmOp) else op
         if isinstance(product, GemmOp):
             return product.out_dtype
+        form = getattr(op, "form", None)
+        if form is not None and "data" in array.name:
+            return form.format
+        if array.name.endswith("scales"):
+            return "float8_e8m0fnu" if form and form.mode is ScalingMode.MXFP8 else "float32"
         like = self.names.operands[0].dims == array.dims
         return self.record.dtypes[0] if like else "float32"
 

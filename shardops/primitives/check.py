@@ -51,15 +51,6 @@ def _array(op: str, name: str, value: Any) -> jax.Array:
     return array
 
 
-def not_yet(op: str, argument: str, value: object) -> None:
-    """Refuse an argument whose feature is coming."""
-    if value is not None:
-        raise NotImplementedError(
-            f"{op}: {argument} is {value!r}; expected None. Quantised output (FP8, MXFP8) is "
-            "coming: until then quantise the result."
-        )
-
-
 def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
     """The name of a supported float dtype."""
     try:

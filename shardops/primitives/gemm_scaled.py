@@ -39,9 +39,9 @@ class Scaled:
     @classmethod
     def of(cls, operand: Any) -> "Scaled | None":
         """None for an operand that is not quantised."""
-        if not isinstance(operand, ScaledArray) or operand.scale_inv is None:
+        if not isinstance(operand, ScaledArray) or operand.mode is ScalingMode.NONE:
             return None
-        return cls(operand.mode, operand.dtype, operand.block)
+        return cls(operand.mode, operand.dtype, operand.upright().block)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,8 @@ def plain_arrays(lhs: Any, rhs: Any) -> list[jax.Array]:
     out: list[jax.Array] = []
     for operand in (lhs, rhs):
         if isinstance(operand, ScaledArray):
-            out.append(operand.data)
+            operand = operand.upright()
+            out.append(jnp.asarray(operand.data))
             if operand.scale_inv is not None:
                 out.append(operand.scale_inv)
         else:

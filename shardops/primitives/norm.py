@@ -1,14 +1,20 @@
 """LayerNorm and RMSNorm. The residual's sum before and its cotangent after are fused in."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from shardops import array_type, config, routing
 from shardops.errors import wrong
+from shardops.fusing.marking import markable
 from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.norm_op import Kind, NormBackward, NormForward
+from shardops.primitives.quantize import assembled, form_of, named, quantized_by
+from shardops.primitives.quantize_op import QuantizeOp
+from shardops.primitives.scaling import ScalingMode
+from shardops.quantizer import Quantizer
 from shardops.rules.rowwise import Stats
 
 
@@ -21,7 +27,7 @@ def layer_norm(
     return_input: bool = False,
     epsilon: float = 1e-6,
     zero_centered_gamma: bool = False,
-    quantizer: Any = None,
+    quantizer: Quantizer | None = None,
     stats: Stats = "auto",
 ) -> Any:
     """Normalise each row to mean 0 and variance 1, then scale and shift.
@@ -42,17 +48,18 @@ def layer_norm(
       return_input: also return h. Its cotangent is added to dx in the backward kernel.
       epsilon: added to the variance; >= 0.
       zero_centered_gamma: scale by 1 + gamma, added in float32.
-      quantizer: coming; None.
+      quantizer: of a recipe in `so.recipes`: y is a ScaledArray, quantised by it from float32, as
+        `so.quantize` of the norm of a float32 x gives it. Its cotangent is that of y.
       stats: where an axis shards h: "distributed" combines the statistics over it, "gather" gathers
         x first, "auto" takes whichever moves less (distributed).
-    Returns: y [*rows, h], dtype of x; with return_input (y, h).
-    Raises: TypeError for dtypes, ValueError for shapes, NotImplementedError for `quantizer`.
+    Returns: y [*rows, h], dtype of x, or a ScaledArray of it; with return_input (y, h).
+    Raises: TypeError for dtypes and quantisers, ValueError for shapes.
     Sharding: rows: any axes, no communication. h: one all-reduce of a number a row for the mean and
       one for the variance, or gathered. Gradients of gamma and beta: one all-reduce of both over
-      the axes that shard rows, or one reduce-scatter where they are wanted sharded.
+      the axes that shard rows, or one reduce-scatter where they are wanted sharded. quantizer: what
+      `so.quantize` adds to that.
     Source: Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450
     """
-    check.not_yet("layer_norm", "quantizer", quantizer)
     return _norm(
         "layer",
         x,
@@ -63,6 +70,7 @@ def layer_norm(
         epsilon=epsilon,
         zero_centered_gamma=zero_centered_gamma,
         stats=stats,
+        quantizer=quantizer,
     )
 
 
@@ -74,7 +82,7 @@ def rms_norm(
     return_input: bool = False,
     epsilon: float = 1e-6,
     zero_centered_gamma: bool = False,
-    quantizer: Any = None,
+    quantizer: Quantizer | None = None,
     stats: Stats = "auto",
 ) -> Any:
     """Divide each row by its root mean square, then scale.
@@ -94,17 +102,17 @@ def rms_norm(
       return_input: also return h. Its cotangent is added to dx in the backward kernel.
       epsilon: added to the mean square; >= 0.
       zero_centered_gamma: scale by 1 + gamma, added in float32.
-      quantizer: coming; None.
+      quantizer: of a recipe in `so.recipes`: y is a ScaledArray, quantised by it from float32, as
+        `so.quantize` of the norm of a float32 x gives it. Its cotangent is that of y.
       stats: where an axis shards h: "distributed" combines the statistics over it, "gather" gathers
         x first, "auto" takes whichever moves less (distributed).
-    Returns: y [*rows, h], dtype of x; with return_input (y, h).
-    Raises: TypeError for dtypes, ValueError for shapes, NotImplementedError for `quantizer`.
+    Returns: y [*rows, h], dtype of x, or a ScaledArray of it; with return_input (y, h).
+    Raises: TypeError for dtypes and quantisers, ValueError for shapes.
     Sharding: rows: any axes, no communication. h: one all-reduce of a number a row, or gathered.
       Gradient of gamma: one all-reduce over the axes that shard rows, or one reduce-scatter where
-      it is wanted sharded.
+      it is wanted sharded. quantizer: what `so.quantize` adds to that.
     Source: Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467
     """
-    check.not_yet("rms_norm", "quantizer", quantizer)
     return _norm(
         "rms",
         x,
@@ -115,6 +123,7 @@ def rms_norm(
         epsilon=epsilon,
         zero_centered_gamma=zero_centered_gamma,
         stats=stats,
+        quantizer=quantizer,
     )
 
 
@@ -129,6 +138,7 @@ def _norm(
     epsilon: float,
     zero_centered_gamma: bool,
     stats: Stats,
+    quantizer: Quantizer | None,
 ) -> Any:
     name = f"{kind}_norm"
     x, gamma, beta, add = check.arrays(name, x=x, gamma=gamma, beta=beta, add=add)
@@ -144,6 +154,7 @@ def _norm(
             fix = "Cast `add`: h has the dtype of x."
             raise TypeError(wrong(name, "add", f"of dtype {add.dtype}", f"{x.dtype}", fix))
     check.one_of(name, "stats", stats, ("auto", "gather", "distributed"))
+    form = None if quantizer is None else form_of(name, "x", x.shape, quantizer)
     op = NormForward(
         kind=kind,
         beta=beta is not None,
@@ -152,21 +163,30 @@ def _norm(
         zero_centered_gamma=check.flag(name, "zero_centered_gamma", zero_centered_gamma),
         stats=stats,
         kernel=config.runs_as_kernel(name),
+        form=form,
     )
-    matched = iter(routing.match_varying(*(a for a in (x, gamma, beta, add) if a is not None)))
-    operands = [None if a is None else next(matched) for a in (x, gamma, beta, add)]
-    return _compiled_norm(op, check.flag(name, "return_input", return_input), *operands)
+    every = (x, gamma, beta, add, *(() if quantizer is None else (quantizer.scale_inv,)))
+    matched = iter(routing.match_varying(*(a for a in every if a is not None)))
+    operands = [None if a is None else next(matched) for a in every]
+    out = _compiled_norm(op, check.flag(name, "return_input", return_input), *operands)
+    if form is None:
+        return out
+    return (named(out[0]), out[1]) if return_input else named(out)
 
 
 @with_derivative
-def _normalise(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any) -> Any:
+def _normalise(
+    op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any, scale: Any = None
+) -> Any:
     """-> y, or (y, h). Without `add`, h is x itself: its cotangent still joins dx in the kernel."""
-    return _save(op, return_input, x, gamma, beta, add)[0]
+    return _save(op, return_input, x, gamma, beta, add, scale)[0]
 
 
-def _save(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any) -> Any:
+def _save(
+    op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any, scale: Any = None
+) -> Any:
     operands = [a for a in (x, gamma, beta, add) if a is not None]
-    y, h, mean, rstd = op.unpack(_run(op, (None,), *operands), x)
+    y, h, mean, rstd = _forward(op, operands, scale)
     saved = (
         h,
         gamma,
@@ -177,9 +197,30 @@ def _save(op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, ad
     return ((y, h) if return_input else y), saved
 
 
+def _forward(op: NormForward, operands: list[jax.Array], scale: Any) -> tuple[Any, Any, Any, Any]:
+    """y, quantised or not, h, mean, rstd."""
+    form, x = op.form, operands[0]
+    if form is None:
+        (y,), *rest = op.unpack(_run(op, (None,), *operands), x)
+    elif form.mode is ScalingMode.TENSOR_CURRENT:
+        # y has to be there before its scale is known.
+        wide = replace(op, form=None, wide=True)
+        (values,), *rest = wide.unpack(_run(wide, (None,), *operands), x)
+        quantize = QuantizeOp(form, config.runs_as_kernel("quantize"))
+        y = quantized_by(quantize, jax.lax.stop_gradient(values), None, values.astype(x.dtype))
+    else:
+        given = [scale] * form.given
+        *results, straight = _run(op, (), *operands, *given)
+        written, *rest = op.unpack(results, x)
+        y = assembled(form, written, scale, None, straight)
+    return (y, *rest)
+
+
 def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> Any:
     h, gamma, mean, rstd, x_type, beta_type, add_type = saved
     dy, dh = cotangents if return_input else (cotangents, None)
+    if op.form is not None:
+        dy = dy.straight
     gamma_type = array_type.Type.of(gamma)
     backward = NormBackward(
         kind=op.kind,
@@ -200,17 +241,23 @@ def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> A
             gamma_type.apply(dgamma),
             beta_type.apply(dbeta[0]) if dbeta else None,
             add_type.apply(dx) if add_type else None,
+            None,
         )
 
 
 _normalise.defvjp(_save, _pull)
-_compiled_norm = compiled(_normalise)
+_compiled_norm = markable(compiled(_normalise))
 
 
 @with_derivative
 def _run(op: NormForward | NormBackward, wanted: Wanted, *arrays: jax.Array) -> Any:
-    """The routed op. Its own derivative, for gradients of gradients, is that of the reference."""
-    return routing.run(op, arrays, wanted)
+    """The routed op. Its own derivative, for gradients of gradients, is that of the reference.
+
+    What stands for a quantised y has none: after the results comes an array of the type of y, of
+    any values, whose cotangent is that of y.
+    """
+    results = routing.run(op, arrays, wanted)
+    return (*results, arrays[0]) if isinstance(op, NormForward) and op.form else results
 
 
 def _run_save(op: Any, wanted: Wanted, *arrays: jax.Array) -> Any:

@@ -1,11 +1,13 @@
 """The norms on one device: the jnp reference, which says what they mean, and the kernels."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from shardops.primitives.local import local_primitive
+from shardops.primitives.quantize_local import Form, quantized
 from shardops.rules.spec import Axes
 
 Kind = Literal["layer", "rms"]
@@ -21,6 +23,10 @@ def _scale(gamma: jax.Array, zero_centered: bool) -> jax.Array:
     return gamma.astype(jnp.float32) + (1.0 if zero_centered else 0.0)
 
 
+def _sum(x: jax.Array, add: jax.Array) -> jax.Array:
+    return (x.astype(jnp.float32) + add.astype(jnp.float32)).astype(x.dtype)
+
+
 def forward_reference(
     x: jax.Array,
     gamma: jax.Array,
@@ -31,22 +37,40 @@ def forward_reference(
     epsilon: float,
     zero_centered_gamma: bool,
     axes: Axes = (),
+    form: Form | None = None,
+    wide: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """The norm in jnp: what the kernel computes, and what a CPU runs."""
+    """The norm in jnp: what the kernel computes, and what a CPU runs.
+
+    Quantised (`form`, its scale the last of `extra`) are the float32 values of y, which are never
+    rounded to the dtype of x: in the place of y are the results of `quantized`. `wide`: y stays
+    in float32.
+    """
     rest = iter(extra)
     shift = next(rest) if beta else None
     h = x
     if add:
-        h = (x.astype(jnp.float32) + next(rest).astype(jnp.float32)).astype(x.dtype)
-    wide = h.astype(jnp.float32)
-    mean = _mean(wide, axes) if kind == "layer" else None
-    centred = wide if mean is None else wide - mean[..., None]
+        h = _sum(x, next(rest))
+    values = h.astype(jnp.float32)
+    mean = _mean(values, axes) if kind == "layer" else None
+    centred = values if mean is None else values - mean[..., None]
     rstd = jax.lax.rsqrt(_mean(jnp.square(centred), axes) + epsilon)
     y = centred * rstd[..., None] * _scale(gamma, zero_centered_gamma)
     if shift is not None:
         y = y + shift.astype(jnp.float32)
     residual = (h,) if add else ()
-    return (y.astype(x.dtype), *residual, *(() if mean is None else (mean,)), rstd)
+    results = _written(y, x.dtype, rest, form, wide)
+    return (*results, *residual, *(() if mean is None else (mean,)), rstd)
+
+
+def _written(
+    y: jax.Array, dtype: Any, scales: Iterator[jax.Array], form: Form | None, wide: bool
+) -> tuple[jax.Array, ...]:
+    """What is written of y, float32."""
+    if form is None:
+        return (y if wide else y.astype(dtype),)
+    # Rounding has no derivative: that of y goes beside it.
+    return quantized(jax.lax.stop_gradient(y), *scales, form=form)
 
 
 def backward_reference(
@@ -89,14 +113,31 @@ def _flat(x: jax.Array) -> jax.Array:
 
 
 def _forward_kernel(
-    x: jax.Array, gamma: jax.Array, *extra: jax.Array, beta: bool, add: bool, **statics: Any
+    x: jax.Array,
+    gamma: jax.Array,
+    *extra: jax.Array,
+    beta: bool,
+    add: bool,
+    form: Form | None = None,
+    wide: bool = False,
+    **statics: Any,
 ) -> tuple[jax.Array, ...]:
     from shardops.kernels import norm as kernels  # CUDA only: not imported on other machines
 
     rest = iter(extra)
     shift = next(rest) if beta else None
-    residual = _flat(next(rest)) if add else None
-    results = kernels.norm_forward(_flat(x), gamma, shift, residual, **statics)
+    residual = next(rest) if add else None
+    if form is not None or wide:
+        # A reference path: the kernel writes y in float32, and jnp quantises it.
+        h = x if residual is None else _sum(x, residual)
+        y, *values = kernels.norm_forward(
+            _flat(h.astype(jnp.float32)), gamma, shift, None, **statics
+        )
+        values = [v.reshape(x.shape[:-1]) for v in values]
+        written = _written(y.reshape(x.shape), x.dtype, rest, form, wide)
+        return (*written, *(() if residual is None else (h,)), *values)
+    flat = None if residual is None else _flat(residual)
+    results = kernels.norm_forward(_flat(x), gamma, shift, flat, **statics)
     return tuple(r.reshape(x.shape if r.ndim == 2 else x.shape[:-1]) for r in results)
 
 

@@ -17,8 +17,11 @@ from shardops.primitives.norm_local import (
     local_backward,
     local_forward,
 )
+from shardops.primitives.quantize_local import Form
+from shardops.primitives.quantize_op import departed, result_factors, result_specs, with_added
+from shardops.rules.quantize import QuantisedRows, plan_quantised_rows
 from shardops.rules.rowwise import RowwiseCall, RowwisePlan, Stats, plan_rowwise
-from shardops.rules.spec import Axes, among
+from shardops.rules.spec import Axes, Spec, among
 from shardops.rules.step import Step
 
 Factors = tuple[list[list[str]], list[list[str]]]
@@ -26,7 +29,11 @@ Factors = tuple[list[list[str]], list[list[str]]]
 
 @dataclass(frozen=True)
 class NormForward:
-    """Operands: x, gamma, [beta], [add]. Results: y, [h], [mean], rstd; mean for LayerNorm only."""
+    """Operands: x, gamma, [beta], [add]. Results: y, [h], [mean], rstd; mean for LayerNorm only.
+
+    With a `form` y is quantised: what stands for it are the results of that, and where one scale
+    serves it that scale is the last operand.
+    """
 
     kind: Kind
     beta: bool
@@ -35,6 +42,8 @@ class NormForward:
     zero_centered_gamma: bool
     stats: Stats
     kernel: bool
+    form: Form | None = None
+    wide: bool = False  # y in float32, not in the dtype of x
 
     @property
     def scope(self) -> str:
@@ -42,21 +51,45 @@ class NormForward:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        return ("x", "gamma", *("beta",) * self.beta, *("add",) * self.add)
+        scale = self.form is not None and self.form.given
+        names = ("x", "gamma", *("beta",) * self.beta, *("add",) * self.add)
+        return (*names, *("scale_inv",) * scale)
 
     def place(self, call: Call) -> Placement:
-        rows = call.itemsizes[:1] + call.itemsizes[len(call.itemsizes) - 1 :] * self.add
+        row_like = (0, *(2 + self.beta,) * self.add)
+        itemsizes = tuple(call.itemsizes[n] for n in row_like)
         rowwise = RowwiseCall(
             call.shapes[0],
-            rows,
-            call.itemsizes[:1] * (1 + self.add),
+            itemsizes,
+            (4 if self.wide else 1 if self.form else itemsizes[0], *itemsizes[1:]),
             sums=(1, 1) if self.kind == "layer" else (1,),
         )
-        offered = (call.specs[0], *call.specs[len(call.specs) - 1 :] * self.add)
+        offered = tuple(call.specs[n] for n in row_like)
+        statistics = 2 if self.kind == "layer" else 1
+        if self.form is not None:
+            written = len(self.form.results)
+            h = call.wanted[written : written + self.add]
+            plan = plan_quantised_rows(
+                rowwise,
+                offered,
+                call.sizes,
+                self.stats,
+                (None, *h),
+                self.form.blocks,
+                int(self.form.amax),
+            )
+            given = (plan.written.amax,) * self.form.given
+            operands = (*self._placed(plan.rowwise), *given)
+            results = (*result_specs(self.form, plan.written), *plan.rowwise.results[1:])
+            return Placement(
+                operands, (*results, *(plan.rowwise.rows,) * statistics), plan, plan.steps
+            )
         plan = plan_rowwise(rowwise, offered, call.sizes, self.stats, call.wanted[: 1 + self.add])
-        operands = (plan.x, plan.gamma, *(plan.gamma,) * self.beta, *(plan.x,) * self.add)
-        statistics = (plan.rows,) * (2 if self.kind == "layer" else 1)
-        return Placement(operands, (*plan.results, *statistics), plan, plan.steps)
+        results = (*plan.results, *(plan.rows,) * statistics)
+        return Placement(self._placed(plan), results, plan, plan.steps)
+
+    def _placed(self, plan: RowwisePlan) -> tuple[Spec, ...]:
+        return (plan.x, plan.gamma, *(plan.gamma,) * self.beta, *(plan.x,) * self.add)
 
     def factors(self, shapes: Shapes) -> Factors:
         # gamma and beta have factors of their own: where they lie must not decide where x does.
@@ -64,33 +97,48 @@ class NormForward:
         x = [*rows, "h"]
         y = [*rows, "o"] if self.stats == "gather" else x
         operands = [x, ["g"], *[["b"]] * self.beta, *[x] * self.add]
-        return operands, list(self._results(y, rows))
+        written = [y]
+        if self.form is not None:
+            operands += [rows[: self.form.blocks.added]] * self.form.given
+            written = result_factors(self.form, shapes[0], y)
+        return operands, [*written, *[y] * self.add, *[rows] * (self.kind == "layer"), rows]
 
-    def _results(self, full: Any, rows: Any) -> tuple[Any, ...]:
-        return (full, *(full,) * self.add, *(rows,) * (self.kind == "layer"), rows)
-
-    def unpack(self, results: Sequence[jax.Array], x: jax.Array) -> tuple[Any, Any, Any, Any]:
-        """y, h, mean or None, rstd."""
+    def unpack(
+        self, results: Sequence[jax.Array], x: jax.Array
+    ) -> tuple[list[jax.Array], Any, Any, Any]:
+        """What stands for y, h, mean or None, rstd."""
         rest = iter(results)
-        y = next(rest)
+        written = [next(rest) for _ in (self.form.results if self.form else "y")]
         h = next(rest) if self.add else x
         mean = next(rest) if self.kind == "layer" else None
-        return y, h, mean, next(rest)
+        return written, h, mean, next(rest)
 
     def local(
-        self, plan: RowwisePlan | None, arrays: Arrays, inner: Inner
+        self, plan: RowwisePlan | QuantisedRows | None, arrays: Arrays, inner: Inner
     ) -> tuple[jax.Array, ...]:
         if plan is None:
             return local_forward(*arrays, kernel=self.kernel, **self._statics)
-        if plan.hidden:  # the reference, between the sums that combine its statistics
-            results = forward_reference(*arrays, **self._statics, axes=plan.hidden)
+        rowwise = plan.rowwise if isinstance(plan, QuantisedRows) else plan
+        if rowwise.hidden:  # the reference, between the sums that combine its statistics
+            results = forward_reference(*arrays, **self._statics, axes=rowwise.hidden)
         else:
             results = inner(self, *arrays)
-        return depart(plan, results)
+        if self.form is None or not isinstance(plan, QuantisedRows):
+            return depart(rowwise.departures, results)
+        n = len(self.form.results)
+        written = departed(self.form, plan.written, results[:n])
+        return (*written, *depart(rowwise.departures[1:], results[n:]))
 
     def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
-        return forward_reference(*_alike(self, arrays, arrays[0]), **self._statics)
+        """The op in plain jnp, its operands laid out alike first: Explicit axes want that.
+
+        Of a quantised y the last result is y itself, which has the derivative.
+        """
+        alike = _alike(self, arrays, arrays[0])
+        results = forward_reference(*alike, **self._statics)
+        if self.form is None:
+            return results
+        return (*results, forward_reference(*alike, **replace(self, form=None)._statics)[0])
 
     @property
     def _statics(self) -> dict[str, Any]:
@@ -100,20 +148,28 @@ class NormForward:
             "add": self.add,
             "epsilon": self.epsilon,
             "zero_centered_gamma": self.zero_centered_gamma,
+            "form": self.form,
+            "wide": self.wide,
         }
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
     ) -> tuple[jax.Array, ...]:
         """A new dim of x is one more row dim. A gamma for each example runs the reference."""
-        if any(batched[1 : 2 + self.beta]):
-            return jax.vmap(self.reference, [0 if b else None for b in batched])(*arrays)
         del wanted
+        if any(batched[1 : 2 + self.beta]):
+
+            def one(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+                return forward_reference(*_alike(self, arrays, arrays[0]), **self._statics)
+
+            return jax.vmap(one, [0 if b else None for b in batched])(*arrays)
+        vectors = range(1, 2 + self.beta)
         rows = [
-            a if b or a.ndim == 1 else jnp.broadcast_to(a, (size, *a.shape))
-            for a, b in zip(arrays, batched, strict=True)
+            a if b or n in vectors else jnp.broadcast_to(a, (size, *a.shape))
+            for n, (a, b) in enumerate(zip(arrays, batched, strict=True))
         ]
-        return routing.run(self, rows, ())
+        form = None if self.form is None else with_added(self.form)
+        return routing.run(replace(self, form=form), rows, ())
 
 
 @dataclass(frozen=True)
@@ -181,7 +237,7 @@ class NormBackward:
             dx, *sums = backward_reference(*arrays, **self._statics, axes=plan.hidden)
         else:
             dx, *sums = inner(self, *arrays)
-        return (*depart(plan, (dx,)), *_sum_together(sums, plan.parameter_steps))
+        return (*depart(plan.departures, (dx,)), *_sum_together(sums, plan.parameter_steps))
 
     def reference(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         """The op in plain jnp, its operands laid out alike first: Explicit axes want that."""
@@ -217,9 +273,11 @@ def _alike(op: NormForward | NormBackward, arrays: Arrays, x: jax.Array) -> list
     ]
 
 
-def depart(plan: RowwisePlan, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def depart(
+    departures: Sequence[Sequence[Step]], results: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
     """Row-shaped results go where they are wanted; what comes after them stays."""
-    ways = (*plan.departures, *((),) * (len(results) - len(plan.departures)))
+    ways = (*departures, *((),) * (len(results) - len(departures)))
     return tuple(carry_out(r, way) for r, way in zip(results, ways, strict=True))
 
 

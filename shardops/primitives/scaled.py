@@ -1,47 +1,39 @@
 """Quantised arrays with their scales, and the jnp reference that makes them."""
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
-from shardops import array_type
+from shardops import array_type, routing
 from shardops.errors import wrong
-from shardops.rules.scales import scale_shape, scale_spec
-from shardops.rules.spec import Spec, to_partition_spec
+from shardops.op import with_derivative
+from shardops.primitives.scaling import (
+    FORMATS,
+    ScalingMode,
+    exponent_of,
+    exponent_of_fmax,
+    factors,
+    joined,
+    largest,
+    largest_finite,
+    power_of_two,
+    saturated,
+    split,
+    spread,
+    tensor_scale_inv,
+)
 
-FORMATS = ("float8_e4m3fn", "float8_e5m2")
-_TINY = float(np.finfo(np.float32).tiny)  # smaller ones are flushed to 0 on some devices
-
-
-class ScalingMode(enum.Enum):
-    """What one scale of a quantised array covers, and where it comes from.
-
-    | mode           | a scale covers                    | scales        | found from             |
-    |----------------|-----------------------------------|---------------|------------------------|
-    | NONE           | nothing: data as they were        | none          |                        |
-    | TENSOR_DELAYED | the array                         | float32, ()   | largest of steps before |
-    | TENSOR_CURRENT | the array                         | float32, ()   | largest of the array   |
-    | BLOCK_128      | 1 x 128 or 128 x 128 elements     | float32       | largest of the block   |
-    | MXFP8          | 32 elements along one dim         | powers of two | largest of the block   |
-    """
-
-    NONE = "none"
-    TENSOR_DELAYED = "tensor_delayed"
-    TENSOR_CURRENT = "tensor_current"
-    BLOCK_128 = "block_128"
-    MXFP8 = "mxfp8"
+_ARRAYS = ("data", "scale_inv", "amax", "transposed_data", "transposed_scale_inv", "straight")
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("data", "scale_inv", "amax"),
+    data_fields=_ARRAYS,
     meta_fields=("mode", "dtype", "block"),
 )
 @dataclass(frozen=True)
@@ -52,24 +44,37 @@ class ScaledArray:
     of its arrays has a sharding of its own. Under a transformation that adds leading dims all of
     them have these, and a scale covers one entry along each.
 
+    It may hold the array a second time, or only so, with the last dim in front of the others, for
+    products that contract these. `transposed` is that part.
+
     Attributes:
-      data: float8_e4m3fn | float8_e5m2; of dtype `dtype` where the mode is NONE.
+      data: float8_e4m3fn | float8_e5m2; of dtype `dtype` where the mode is NONE; None where there
+        is only the transposed part.
       scale_inv: float32 of rank 0 for a scale of the array; float32 for BLOCK_128 and
         float8_e8m0fnu for MXFP8, one a block, a partial block at the end of a dim included; None
-        for NONE.
+        for NONE, and for blocks where there is only the transposed part.
       amax: the largest magnitude, float32 of rank 0, NaN or infinity where an element is so; None
         for scales of blocks and for NONE.
       mode: where the scales come from and what they cover.
       dtype: of the array that this one stands for.
-      block: how many elements a scale covers, one number a dim; None: all.
+      block: how many elements a scale of `data` covers, one number a dim; None: all.
+      transposed_data: [h, *rows] of an array [*rows, h]: for a scale of the array, and for blocks
+        of 128 x 128, the numbers of `data`; other blocks lie along the last of the rows' dims, so
+        that these numbers are quantised by other scales.
+      transposed_scale_inv: one a block of `transposed_data`; None where `scale_inv` serves both.
+      straight: where the cotangent of this array goes: of its shape and dtype, and its values are
+        of no account. None: this array is a constant.
     """
 
-    data: jax.Array
+    data: jax.Array | None
     scale_inv: jax.Array | None
     amax: jax.Array | None
     mode: ScalingMode
     dtype: np.dtype[Any]
     block: tuple[int, ...] | None = None
+    transposed_data: jax.Array | None = None
+    transposed_scale_inv: jax.Array | None = None
+    straight: jax.Array | None = None
 
     def __post_init__(self) -> None:
         # Statics that are equal have to compare so: jnp.bfloat16 and its dtype, lists and tuples.
@@ -80,27 +85,114 @@ class ScaledArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array that this one stands for."""
-        return self.data.shape
+        if self.data is not None:
+            return self.data.shape
+        shape, first = self._whole.shape, self._added
+        return (*shape[:first], *shape[first + 1 :], shape[first])
 
     @property
     def ndim(self) -> int:
         """Of the array that this one stands for."""
-        return self.data.ndim
+        return len(self.shape)
+
+    @property
+    def transposed(self) -> "ScaledArray | None":
+        """The array with its last dim in front of the others, from `transposed_data`."""
+        if self.transposed_data is None:
+            return None
+        scale, block = self.transposed_scale_inv, self.block
+        # Blocks of one dim lie along the last dim of either part.
+        if block is not None and sum(b > 1 for b in block) > 1:
+            block = (block[-1], *block[:-1])
+        straight = self.straight
+        if straight is not None:
+            straight = jnp.moveaxis(straight, -1, self._added)
+        return ScaledArray(
+            self.transposed_data,
+            self.scale_inv if scale is None else scale,
+            None,
+            self.mode,
+            self.dtype,
+            block,
+            straight=straight,
+        )
+
+    def upright(self) -> "ScaledArray":
+        """This array with `data`: where there is only the transposed part, 8 bits are transposed.
+
+        The values are those of the transposed part, and so are the blocks that a scale covers.
+        """
+        part = self.transposed
+        if self.data is not None or part is None:
+            return self
+        block, at = part.block, self._added
+
+        def turned(array: Any) -> Any:
+            return jnp.moveaxis(array, at, -1)
+
+        if block is None:
+            return replace(self, data=turned(part.data))
+        block = (*block[1:], block[0])
+        return replace(self, data=turned(part.data), scale_inv=turned(part.scale_inv), block=block)
+
+    def detach(self) -> "ScaledArray":
+        """This array as a constant, without `straight`: to keep it from one step to another."""
+        return jax.tree.map(jax.lax.stop_gradient, replace(self, straight=None))
 
     def dequantize(self, dtype: Any = None) -> jax.Array:
         """Multiply by the scales, in float32.
+
+        The cotangent goes to the array that was quantised as it is (straight-through).
 
         Args:
           dtype: of the result; None: the dtype that this array stands for.
         Returns: an array of shape `shape`.
         """
         dtype = self.dtype if dtype is None else jnp.dtype(dtype)
-        if self.scale_inv is None:
-            return self.data.astype(dtype)
-        wide = self.data.astype(jnp.float32)
-        for factor in _factors(self.scale_inv):
-            wide = wide * _spread(factor, self.data, self.block)
-        return wide.astype(dtype)
+        if self.data is None:
+            return self.upright().dequantize(dtype)
+        value = _dequantized(self.data, self.scale_inv, self.block, dtype)
+        if self.straight is None:
+            return value
+        return _through(None, None, *routing.match_varying(self.straight, value))
+
+    @property
+    def _whole(self) -> jax.Array:
+        if self.transposed_data is None:
+            raise ValueError("ScaledArray: data is None; expected it, or transposed_data.")
+        return self.transposed_data
+
+    @property
+    def _added(self) -> int:
+        """How many leading dims transformations have added."""
+        if self.block is not None:
+            return self._whole.ndim - len(self.block)
+        return 0 if self.scale_inv is None else self.scale_inv.ndim
+
+
+def _dequantized(
+    data: jax.Array, scale_inv: jax.Array | None, block: tuple[int, ...] | None, dtype: Any
+) -> jax.Array:
+    if scale_inv is None:
+        return data.astype(dtype)
+    wide = data.astype(jnp.float32)
+    for factor in factors(scale_inv):
+        wide = wide * spread(factor, data, block)
+    return wide.astype(dtype)
+
+
+@with_derivative
+def _through(_: Any, __: Any, straight: jax.Array, value: jax.Array) -> jax.Array:
+    """`value`, whose cotangent goes to `straight`."""
+    return value
+
+
+def _through_save(_: Any, __: Any, straight: jax.Array, value: jax.Array) -> Any:
+    # Through `_through` again: its derivative serves gradients of gradients.
+    return _through(None, None, straight, value), array_type.Type.of(straight)
+
+
+_through.defvjp(_through_save, lambda _, __, to, dvalue: (to.apply(dvalue), None))
 
 
 def quantize_reference(
@@ -141,122 +233,28 @@ def quantize_reference(
         return ScaledArray(x, None, None, mode, x.dtype)
     wide = x.astype(jnp.float32)
     if block is None:
-        amax = jnp.max(jnp.abs(wide), initial=0.0)
+        amax = largest(wide)
         if scale_inv is None:
-            scale_inv = tensor_scale_inv(_largest_finite(wide), name)
+            scale_inv = tensor_scale_inv(largest_finite(wide), name)
         scale_inv = jnp.asarray(scale_inv, jnp.float32)
-        data = _saturated(wide * (1 / scale_inv), name)
+        data = saturated(wide * (1 / scale_inv), name)
         return ScaledArray(data, scale_inv, amax, mode, x.dtype)
-    split, spec = _split(wide, block), array_type.explicit_spec(x)
-    within = tuple(range(1, split.ndim, 2))
-    largest = _largest_finite(split, within)
+    blocks, spec = split(wide, block), array_type.explicit_spec(x)
+    within = tuple(range(1, blocks.ndim, 2))
+    top = largest_finite(blocks, within)
     if mode is ScalingMode.MXFP8:
-        exponent = _exponent(largest) - _exponent_of_fmax(name)
+        exponent = exponent_of(top) - exponent_of_fmax(name)
         exponent = jnp.maximum(exponent, -127)
         scale_inv = jax.lax.bitcast_convert_type(
             (exponent + 127).astype(jnp.uint8), jnp.float8_e8m0fnu
         )
-        scaled = split * jnp.expand_dims(_power_of_two(-exponent), within)
+        scaled = blocks * jnp.expand_dims(power_of_two(-exponent), within)
     else:
-        scale_inv = tensor_scale_inv(largest, name)
-        scaled = split * jnp.expand_dims(1 / scale_inv, within)
-    data = _joined(_saturated(scaled, name), x.shape)
+        scale_inv = tensor_scale_inv(top, name)
+        scaled = blocks * jnp.expand_dims(1 / scale_inv, within)
+    data = joined(saturated(scaled, name), x.shape)
     data = data if spec is None else array_type.laid_out(data, spec)
     return ScaledArray(data, scale_inv, None, mode, x.dtype, tuple(block))
-
-
-def tensor_scale_inv(amax: jax.Array, dtype: Any = jnp.float8_e4m3fn) -> jax.Array:
-    """The float32 scale that puts `amax`, finite and >= 0, at the largest value of `dtype`.
-
-    Of 0 (and of what devices flush to 0) it is 1; it is never subnormal.
-    """
-    # A product, as XLA makes one of such a division here and there: the same bits everywhere.
-    unit = np.float32(1) / np.float32(jnp.finfo(jnp.dtype(dtype)).max)
-    return jnp.where(amax < _TINY, 1.0, jnp.maximum(amax * unit, _TINY)).astype(jnp.float32)
-
-
-def _largest_finite(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
-    return jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0.0), axes, initial=0.0)
-
-
-def _saturated(x: jax.Array, dtype: str) -> jax.Array:
-    fmax = float(jnp.finfo(jnp.dtype(dtype)).max)  # beyond it a cast gives NaN or infinity
-    return jnp.clip(x, -fmax, fmax).astype(jnp.dtype(dtype))
-
-
-# ---- powers of two -------------------------------------------------------------------------------
-#
-# Taken from and put into the bits of a float32: exact on every device, which log2 and exp2 are not.
-
-
-def _exponent(x: jax.Array) -> jax.Array:
-    """floor(log2(x)) of x >= 0; -127 of 0 and of subnormal numbers."""
-    return (jax.lax.bitcast_convert_type(x, jnp.int32) >> 23) - 127
-
-
-def _power_of_two(exponent: jax.Array) -> jax.Array:
-    """2^exponent in float32, -126 <= exponent <= 127."""
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-
-
-def _exponent_of_fmax(dtype: str) -> int:
-    return int(np.log2(float(jnp.finfo(jnp.dtype(dtype)).max)))
-
-
-def _factors(scale_inv: jax.Array) -> list[jax.Array]:
-    """float32 factors of the scales. 2^-127 is subnormal there, and devices may flush it to 0."""
-    if scale_inv.dtype != jnp.float8_e8m0fnu:
-        return [scale_inv]
-    code = jax.lax.bitcast_convert_type(scale_inv, jnp.uint8).astype(jnp.int32)
-    half = (code - 127) >> 1
-    factors = [_power_of_two(half), _power_of_two(code - 127 - half)]
-    return [jnp.where(code == 255, jnp.nan, f) for f in factors]  # 255 is the format's NaN
-
-
-# ---- blocks --------------------------------------------------------------------------------------
-#
-# On Explicit axes a dim keeps those that leave its blocks whole, and is gathered from the others.
-
-
-def _split(x: jax.Array, block: Sequence[int]) -> jax.Array:
-    """[n, …] -> [blocks, block, …], the last block of a dim filled up with zeros."""
-    counts = scale_shape(x.shape, block)
-    spec = array_type.explicit_spec(x)
-    if spec is not None:
-        spec = scale_spec(x.shape, spec, block, array_type.mesh_of(x).shape)
-        x = array_type.laid_out(x, spec)
-        spec = tuple(axes for dim in spec for axes in (dim, ()))
-    missing = [c * b - n for n, c, b in zip(x.shape, counts, block, strict=True)]
-    if any(missing):
-        x = jnp.pad(x, [(0, m) for m in missing])
-    return _reshaped(x, [n for pair in zip(counts, block, strict=True) for n in pair], spec)
-
-
-def _joined(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[blocks, block, …] -> [n, …]."""
-    spec = array_type.explicit_spec(x)
-    sizes = [c * b for c, b in zip(x.shape[::2], x.shape[1::2], strict=True)]
-    x = _reshaped(x, sizes, None if spec is None else spec[::2])
-    return x if x.shape == shape else x[tuple(slice(n) for n in shape)]
-
-
-def _reshaped(x: jax.Array, sizes: Sequence[int], spec: Spec | None) -> jax.Array:
-    if spec is None:
-        return x.reshape(sizes)
-    sharding = NamedSharding(array_type.mesh_of(x), to_partition_spec(spec))
-    return jax.lax.reshape(x, sizes, out_sharding=sharding)
-
-
-def _spread(scale: jax.Array, data: jax.Array, block: tuple[int, ...] | None) -> jax.Array:
-    """Scales, one a block, as one an element of `data`; of size 1 where one serves them all."""
-    if block is None:
-        return jnp.expand_dims(scale, tuple(range(scale.ndim, data.ndim)))
-    block = (1,) * (data.ndim - len(block)) + block
-    blocks = jnp.expand_dims(scale, tuple(range(1, 2 * data.ndim, 2)))
-    sizes = [n for pair in zip(scale.shape, block, strict=True) for n in pair]
-    out = _joined(jnp.broadcast_to(blocks, sizes), data.shape)
-    spec = array_type.explicit_spec(data)
-    return out if spec is None else array_type.laid_out(out, spec)
 
 
 # ---- checks --------------------------------------------------------------------------------------

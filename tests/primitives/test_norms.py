@@ -210,7 +210,7 @@ def test_norm_refuses_array(op, error, argument, says, arrays):
         (ValueError, "epsilon", ("-1",), {"epsilon": -1.0}),
         (ValueError, "epsilon", ("nan",), {"epsilon": float("nan")}),
         (ValueError, "stats", ("'never'", "gather", "distributed"), {"stats": "never"}),
-        (NotImplementedError, "quantizer", (), {"quantizer": object()}),
+        (TypeError, "quantizer", ("Quantizer",), {"quantizer": object()}),
     ],
 )
 def test_norm_refuses_option(op, error, argument, says, options):
