@@ -193,7 +193,7 @@ def _resident(
     needed += 8 * (target.arch in ("sm_100", "sm_103"))  # whose ptxas takes a few more
     # Unpacked rows need little beside what the source says.
     packed = problem.x != "float32" and problem.vector > 1
-    needed = needed * (percent if packed else 114) // 100
+    needed = needed * (percent if packed else 116) // 100
     block = threads * rows_per_block
     blocks = min(target.threads_per_sm // block, 16)
     while blocks and register_limit(block * blocks) < needed:
