@@ -211,7 +211,7 @@ def quantize_reference(
     2^(floor(log2(amax)) - emax), emax the exponent of fmax, so that a magnitude above fmax
     saturates: an eighth of it is lost at most. A scale is always finite and not 0: elements that
     are infinite or NaN do not count, a float32 scale is 1 for zeros and never subnormal, an
-    exponent is at least -127. Infinities saturate, NaN stays.
+    exponent is at least -126. Infinities saturate, NaN stays.
 
     Args:
       x: float32 | bfloat16 | float16, any shape.
@@ -244,7 +244,9 @@ def quantize_reference(
     top = largest_finite(blocks, within)
     if mode is ScalingMode.MXFP8:
         exponent = exponent_of(top) - exponent_of_fmax(name)
-        exponent = jnp.maximum(exponent, -127)
+        # The format's own least, 2^-127, is subnormal in float32, and where XLA moves such scales
+        # by sums in float32 it comes out as NaN.
+        exponent = jnp.maximum(exponent, -126)
         scale_inv = jax.lax.bitcast_convert_type(
             (exponent + 127).astype(jnp.uint8), jnp.float8_e8m0fnu
         )

@@ -28,8 +28,8 @@ def softmax(
 
     Over the keys that a query sees; y is 0 at the others. In float32, less each row's largest
     logit; rounded once. The gradient is taken from the rounded y. A row that sees no key is 0, and
-    so is its gradient. A NaN or an infinity that is seen acts as in `jax.nn.softmax`, a masked one
-    not at all.
+    so is its gradient. A NaN or an infinity in x that is seen acts as in `jax.nn.softmax`, a masked
+    one not at all. A NaN in a cotangent makes its row NaN, but not where `causal` hides it.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 

@@ -131,9 +131,13 @@ def plan(
 
     `unreduced`: axes over which the result is to stay unreduced, all of them or none.
     `whole`: whether arrays move over whole mesh axes only.
-    `lhs_also`, `rhs_also`: shardings in which the operand is to be had as well, at no cost.
+    `lhs_also`, `rhs_also`: shardings in which the operand is to be had as well, at no cost; those
+    over parts of axes are passed over.
     """
     sizes = dict(axis_sizes)
+    lhs_also, rhs_also = (
+        tuple(spec for spec in also if {*axes_in(spec)} <= {*sizes}) for also in (lhs_also, rhs_also)
+    )
     # Blocks of a scale must be whole while the product runs, not where the operand comes from.
     lhs = even(dims.lhs_shape, lhs_spec, sizes)
     rhs = even(dims.rhs_shape, rhs_spec, sizes)
