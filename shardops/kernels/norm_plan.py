@@ -15,6 +15,7 @@ from shardops.kernels.target import Target
 
 _MAX_GRID = 2**31 - 1
 _LONG_THREADS = 1024
+_PARTIALS_AT_ONCE = 136
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,8 @@ def _short_rows(problem: NormProblem) -> Geometry | None:
 def _finish(problem: NormProblem, target: Target) -> Launch:
     """Narrow tiles where wide ones would leave multiprocessors idle; 8 floats are one sector.
 
-    256 threads, and one batch of loads for a row of partials from each multiprocessor: the loads'
-    latency, paid once, is most of the time.
+    256 threads, and one batch of loads for as many rows of partials as a large GPU has
+    multiprocessors: the loads' latency, paid once, is most of the time.
     """
     tile = 32
     while tile > 8 and -(-problem.cols // tile) < target.sm_count:
@@ -238,7 +239,7 @@ def _finish(problem: NormProblem, target: Target) -> Launch:
         ("HAS_BETA", problem.sums - 1),
         ("TILE_COLS", tile),
         ("TILE_ROWS", tile_rows),
-        ("BATCH", -(-target.sm_count // tile_rows)),
+        ("BATCH", -(-_PARTIALS_AT_ONCE // tile_rows)),
     )
     return Launch(
         Kernel("norm_finish.cuh", "norm_finish", constants),

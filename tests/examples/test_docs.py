@@ -55,7 +55,14 @@ def test_examples_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
 def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for block, output in shown(page.read_text(), "sh"):
         if block.startswith("python -m shardops "):
-            assert run([sys.executable, *arguments(block)], tmp_path) == output
+            printed = run([sys.executable, *arguments(block)], tmp_path)
+            if page.stem == "kernels":  # times, and what the installed compiler makes of the source
+                printed, output = without_numbers(printed), without_numbers(output)
+            assert printed == output
+
+
+def without_numbers(table: str) -> str:
+    return re.sub(r" +[\d.,]+", " #", table)
 
 
 def test_readme_quotes_what_its_command_prints(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 
+from shardops import config
 from shardops.kernels import compile, packing
 from shardops.kernels.families import Request
 
@@ -40,6 +41,7 @@ def take() -> dict[str, object]:
 def child(environment: dict[str, str | None], ready: int, go: int, results: int) -> None:
     for name, value in environment.items():
         os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    config.get.cache_clear()  # the parent has planned the kernels, in its own environment
     os.write(ready, b".")
     os.read(go, 1)  # until the parent closes its end
     try:
