@@ -6,6 +6,7 @@
 | graph.py | a program as a graph whose equations may be exchanged and put in another order |
 | norms.py | a residual sum before a norm, a residual branch beside it |
 | epilogues.py | bias and activation after a product |
+| placement.py | where a product's result lies when it is made |
 | expressions.py | which activation some equations compute |
 | program.py | a traced program with its fusions found, as a function |
 | report.py | what was fused, and what nearly |

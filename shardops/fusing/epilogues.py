@@ -17,6 +17,7 @@ from shardops import routing
 from shardops.fusing.expressions import Expressions
 from shardops.fusing.graph import Graph, Node, Variable, is_variable, laid_out_otherwise
 from shardops.fusing.marking import Mark
+from shardops.fusing.placement import result_moves
 from shardops.fusing.report import Fusion, Kind, Miss, where
 from shardops.primitives.gemm_op import GemmOp
 
@@ -39,6 +40,10 @@ def fuse_product(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
         yield Miss(name, at, found.why)
     if not found.steps:
         return
+    moved = _moved_after(mark, found.constraints)
+    if moved:
+        yield Miss(name, at, moved)
+        return
     fused = found.call(mark)
     if laid_out_otherwise(fused):
         yield Miss(name, at, "with its epilogue the result would be laid out otherwise")
@@ -52,6 +57,19 @@ def fuse_product(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
     bias, activation = found.bias is not None, found.activation
     what = ["bias"] * bias + [f'activation="{activation}"'] * bool(activation)
     yield Fusion(kinds[bias, bool(activation)], name, at, ", ".join(what))
+
+
+def _moved_after(mark: Mark, constraints: Sequence[Node]) -> str:
+    """Why an epilogue could move more than what it stands for; empty where it cannot.
+
+    It is applied where the last sum leaves the product. Where the result goes on from there, a bias
+    that lies as the result would have to go back, and a saved pre-activation would have to follow.
+    """
+    if result_moves(mark):
+        return "its result is moved after the product: the epilogue would move more"
+    if any(c.eqn.params["sharding"].num_devices > 1 for c in constraints):
+        return "a sharding is asked of its result on Auto axes: the epilogue could move more"
+    return ""
 
 
 class _Epilogue:
@@ -190,7 +208,10 @@ def _bias_of(graph: Graph, atom: Any, shape: tuple[int, ...], like: Variable) ->
         if maker is None or atom.aval.shape == shape or not (repeats or same):
             break
         atom = maker.reads[0]
-    return found
+    # Over rows of which there is one, a term is a bias only if it was repeated: it may as well be a
+    # residual, which is a norm's to add.
+    one_row = math.prod(out[:lead]) == 1
+    return None if one_row and found is not None and found.aval.shape != shape else found
 
 
 def _trailing(eqn: Any) -> bool:

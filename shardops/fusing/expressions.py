@@ -77,7 +77,10 @@ class Expressions:
         return [self._number((name, shown, *operands))]
 
     def _with_derivative(self, eqn: Any, operands: list[int]) -> list[int] | None:
-        """A function of one variable with a derivative of its own counts with that derivative."""
+        """A function of one variable with a derivative of its own counts with that derivative.
+
+        With its own value too: the one in the rule may be another function's.
+        """
         if self._inside:  # the value in a derivative is most often the function itself again
             return self.of_jaxpr(eqn.params["call_jaxpr"], operands)
         if len(operands) != 1 or len(eqn.outvars) != 1:
@@ -93,9 +96,12 @@ class Expressions:
         aval = eqn.invars[0].aval
         jaxpr = jax.make_jaxpr(tangent)(aval, aval)
         self._inside = True
+        value = self.of_jaxpr(eqn.params["call_jaxpr"], operands)
         both = self.of_jaxpr(jaxpr, [*operands, self._number("dz")])
         self._inside = False
-        return None if both is None else [self._number((eqn.primitive.name, *both))]
+        if value is None or both is None:
+            return None
+        return [self._number((eqn.primitive.name, *value, *both))]
 
     def _atom(self, atom: Any, known: dict[Any, int]) -> int | None:
         if isinstance(atom, Literal):

@@ -38,7 +38,10 @@ def fuse(fn: Callable[..., Any]) -> "Fused":
       what nearly; `.explain(*args)` says it without running anything, also of ShapeDtypeStructs.
     Raises: TypeError where fn is not callable, or returns what is neither an array nor a number, a
       string or None.
-    Sharding: that of the ops; no fusion adds a collective.
+    Sharding: that of the ops. On Explicit axes no product is fused whose result its plan moves
+      after its last sum: the epilogue would move more. On Auto axes, where nobody knows before
+      compiling, none of which a sharding is asked; where the partitioner alone has it moved, an
+      epilogue may cost a collective more.
     """
     if not callable(fn):
         fix = "Pass a function."
@@ -61,8 +64,8 @@ class Fused:
         self._report = program.report()
         return result(results)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+    def __get__(self, instance: Any, owner: Any = None) -> "Fused | FusedMethod":
+        return self if instance is None else FusedMethod(self, instance)
 
     @property
     def report(self) -> Report:
@@ -111,6 +114,35 @@ class Fused:
             return jax.tree.unflatten(result_tree, full)
 
         return Program(jaxpr, self._known), arrays, result
+
+
+class FusedMethod:
+    """A fused function as a method of an object: what was fused belongs to the function."""
+
+    def __init__(self, fused: Fused, instance: Any) -> None:
+        functools.update_wrapper(self, fused, updated=())
+        self.__func__, self.__self__ = fused, instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        """Each access makes one; JAX must know that it has traced it before."""
+        if not isinstance(other, FusedMethod):
+            return NotImplemented
+        return self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    @property
+    def report(self) -> Report:
+        """What the last trace has fused, of any object."""
+        return self.__func__.report
+
+    def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """The report of a call with these arguments, which is traced and not run."""
+        return self.__func__.explain(self.__self__, *args, **kwargs)
 
 
 def _is_array(leaf: Any) -> bool:

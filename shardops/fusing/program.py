@@ -139,8 +139,8 @@ class Program:
         if name in _INNER:
             changed = {key: self._rewritten(params[key]) for key in _INNER[name]}
             return _bind(eqn, params | changed, values)
-        why = f"`{name}` around it is left as it is"
-        self._note(Miss("shardops", where(eqn), why))
+        for op in _marks_in(eqn):
+            self._note(Miss(_op_name(op), where(op), f"`{name}` around it is left as it is"))
         return _bind(eqn, params, values)
 
     def _note(self, note: Fusion | Miss) -> None:
@@ -184,11 +184,16 @@ def _op_name(eqn: Any) -> str:
 
 def _has_marks(eqn: Any) -> bool:
     """Whether an equation is a marked call, or has one inside."""
+    return next(_marks_in(eqn), None) is not None
+
+
+def _marks_in(eqn: Any) -> Iterator[Any]:
+    """The marked calls that an equation is or has inside."""
     if marked(eqn):
-        return True
+        yield eqn
+        return
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             inner = getattr(inner, "jaxpr", inner)
-            if any(map(_has_marks, getattr(inner, "eqns", ()))):
-                return True
-    return False
+            for each in getattr(inner, "eqns", ()):
+                yield from _marks_in(each)

@@ -18,11 +18,11 @@ class Fusion:
 
     kind: Kind
     op: str  # "rms_norm", "gemm", ...
-    where: str  # "model.py:31"
+    where: str  # "model.py:31"; empty where no line of the caller is known
     what: str
 
     def __str__(self) -> str:
-        return f"fused: {self.where} {self.op}: {self.what}"
+        return f"fused: {_at(self.where)}{self.op}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Miss:
     why: str
 
     def __str__(self) -> str:
-        return f"left alone: {self.where} {self.op}: {self.why}"
+        return f"left alone: {_at(self.where)}{self.op}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,12 @@ class Report:
 
 
 def where(eqn: Any) -> str:
-    """File and line of the caller of an op."""
-    return next(_lines(eqn), "?")
+    """File and line of the caller of an op; empty where none is known."""
+    return next(_lines(eqn), "")
+
+
+def _at(where: str) -> str:
+    return where and f"{where} "
 
 
 def _lines(eqn: Any) -> Iterator[str]:

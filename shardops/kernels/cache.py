@@ -1,5 +1,6 @@
 """A directory of compiled kernels that many processes may read and write at once."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,12 +15,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from shardops.kernels.resources import Resources
+
 # An entry: this line, the SHA-256 of the rest, the length of an account in JSON, the account, and
 # the machine code. Kernels are executed: an entry is used only where it is whole, as its digest
 # says.
 _MAGIC = b"shardops kernel 2\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("<I")
+# What every account says; `compile.compile_kernel` writes it.
+_ACCOUNT = {
+    "kernel": str,
+    "arch": str,
+    "file": str,
+    "constants": dict,
+    "code_bytes": int,
+    "resources": dict | None,
+    "nvrtc": str,
+    "shardops": str,
+}
+_RESOURCES = [field.name for field in dataclasses.fields(Resources)]
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.kernel")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}-\d+-[0-9a-f]{8}")
@@ -32,8 +47,8 @@ class Entry:
     """A file of a directory of kernels.
 
     Args:
-      size: of the file, in bytes.
-      about: what `KernelDirectory.store` was given; None where the file is not whole.
+      size: of the file, in bytes; 0 for a directory.
+      about: what `KernelDirectory.store` was given; None where the file is damaged, or none at all.
     """
 
     path: pathlib.Path
@@ -85,7 +100,11 @@ class KernelDirectory:
             self._warn(f"cannot be written ({error})")
 
     def store(self, key: str, code: bytes, about: Mapping[str, Any]) -> None:
-        """Stores an entry. Raises OSError where that fails."""
+        """Stores an entry. Raises OSError where that fails.
+
+        Args:
+          about: as `compile.compile_kernel` gives it; with another the entry counts as damaged.
+        """
         account = json.dumps(about).encode()
         rest = _LENGTH.pack(len(account)) + account + code
         self.path.mkdir(parents=True, exist_ok=True)
@@ -107,20 +126,21 @@ class KernelDirectory:
         found = []
         for path in self._files(_ENTRY):
             with suppress(FileNotFoundError):  # another process has removed it
-                data = path.read_bytes()
-                parts = _parts(data)
-                found.append(Entry(path, len(data), None if parts is None else parts[0]))
+                size = path.stat().st_size if path.is_file() else 0
+                found.append(Entry(path, size, _about(path)))
         return found
 
     def clear(self) -> tuple[int, int]:
-        """Removes entries and stale temporary files, no other file. Raises OSError.
+        """Removes entries and stale temporary files, no other file, no directory. Raises OSError.
 
         Returns: number and total size of the entries removed.
         """
         count = size = 0
         for path in self._files(_ENTRY):
             with suppress(FileNotFoundError):
-                length = path.stat().st_size
+                if path.is_dir() and not path.is_symlink():
+                    continue
+                length = path.lstat().st_size
                 path.unlink()
                 count, size = count + 1, size + length
         for path in self._files(_TEMPORARY):
@@ -152,6 +172,38 @@ def _parts(data: bytes) -> tuple[dict[str, Any], bytes] | None:
     head, rest = data[: len(_MAGIC) + _DIGEST_BYTES], data[len(_MAGIC) + _DIGEST_BYTES :]
     if head != _MAGIC + hashlib.sha256(rest).digest():
         return None
-    (length,) = _LENGTH.unpack_from(rest)
-    code = rest[_LENGTH.size + length :]
-    return json.loads(rest[_LENGTH.size : _LENGTH.size + length]), code
+    # The digest says that the file is as it was written, not that this library wrote it.
+    if len(rest) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(rest)[0]
+    try:
+        about = json.loads(rest[_LENGTH.size : end])
+    except (ValueError, RecursionError):
+        return None
+    return (about, rest[end:]) if end <= len(rest) and _is_account(about) else None
+
+
+def _about(path: pathlib.Path) -> dict[str, Any] | None:
+    """The account of an entry; None where it cannot be used."""
+    if not path.is_file():  # a directory; and a pipe would be waited for
+        return None
+    try:
+        parts = _parts(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+    return None if parts is None else parts[0]
+
+
+def _is_account(about: Any) -> bool:
+    """Whether it says what is read from it: a file that is whole may still be a stranger's."""
+    if not isinstance(about, dict):
+        return False
+    if not all(name in about and isinstance(about[name], of) for name, of in _ACCOUNT.items()):
+        return False
+    taken = about["resources"]
+    numbers = list(about["constants"].values())
+    if taken is not None:
+        numbers += [taken.get(name) for name in _RESOURCES]
+    return all(isinstance(number, int) for number in numbers)

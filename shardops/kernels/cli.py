@@ -33,12 +33,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "what a thread spills from registers to memory and back, of a block's shared memory.",
     )
     default = "default: SHARDOPS_KERNEL_PACK, where set, and the cache"
-    listing.add_argument("directory", nargs="?", type=Path, metavar="DIR", help=default)
+    listing.add_argument("directory", nargs="?", type=_path, metavar="DIR", help=default)
     listing.add_argument("--json", action="store_true", help="print plain data instead of a table")
     listing.set_defaults(run=_guarded(_list))
     clearing = actions.add_parser("clear", help="remove compiled kernels, and no other file")
     default = "default: the cache; a pack only when named"
-    clearing.add_argument("directory", nargs="?", type=Path, metavar="DIR", help=default)
+    clearing.add_argument("directory", nargs="?", type=_path, metavar="DIR", help=default)
     clearing.set_defaults(run=_guarded(_clear))
 
 
@@ -79,7 +79,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument("--rows", type=_count, metavar="N", help=rows)
     multiprocessors = "only what a GPU with so many multiprocessors needs (default: any number)"
     parser.add_argument("--sm-count", type=_count, metavar="N", help=multiprocessors)
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the pack")
+    parser.add_argument("--out", required=True, type=_path, metavar="DIR", help="the pack")
     parser.set_defaults(run=_guarded(_build), requests=_requests)
 
 
@@ -102,11 +102,13 @@ def _guarded(command: Any) -> Any:
 def _build(arguments: argparse.Namespace) -> int:
     from shardops.kernels import compile, packing
 
+    _check_out(arguments.out)
     directory = compile.pack_directory(arguments.out)
     requests = _requests(arguments)
     built = kept = size = spilling = 0
     seconds = 0.0
-    compile.nvrtc_version()  # loads the compiler, which the first kernel's time is not to include
+    for arch in arguments.arch:  # loads the compiler too, which no kernel's time is to include
+        compile.check_arch(arch)
     print(table.HEAD + "    ms")
     for arch in arguments.arch:
         needed = (
@@ -155,6 +157,14 @@ def _requests(arguments: argparse.Namespace) -> list[Any]:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    pack = config.get().kernel_pack
+    if arguments.directory is None and pack is not None and not pack.is_dir():
+        from shardops.kernels import packing
+
+        raise ValueError(
+            f"{packing.no_directory(pack)}; expected a directory of kernels. Correct it, or fill "
+            "it by `python -m shardops kernels build`."
+        )
     listed = []
     for title, directory in _directories(arguments.directory):
         entries = directory.entries()
@@ -179,7 +189,8 @@ def _list(arguments: argparse.Namespace) -> int:
             print(f"    {table.constants(about['constants'])}")
         for entry in entries:
             if entry.about is None:
-                print(f"{entry.path.name}: damaged or foreign, ignored ({entry.size:,} bytes)")
+                what = "a directory" if entry.path.is_dir() else f"{entry.size:,} bytes"
+                print(f"{entry.path.name}: damaged or foreign, ignored ({what})")
     if arguments.json:
         print(json.dumps(listed, indent=2))
     return 0
@@ -189,6 +200,9 @@ def _clear(arguments: argparse.Namespace) -> int:
     title, directory = _directories(arguments.directory)[-1]
     count, size = directory.clear()
     print(f"{title} {directory.path}: removed {_kernels(count)}, {size:,} bytes")
+    for entry in directory.entries():
+        if entry.path.is_dir():
+            print(f"{entry.path.name}: a directory, left")
     return 0
 
 
@@ -209,6 +223,23 @@ def _directories(given: Path | None) -> list[tuple[str, Any]]:
     if settings.kernel_pack is not None:
         found.insert(0, ("pack", compile.pack_directory(settings.kernel_pack)))
     return found
+
+
+def _check_out(out: Path) -> None:
+    """Refuses a pack that cannot be made, before kernels are compiled for it."""
+    there = next((path for path in (out, *out.parents) if os.path.lexists(path)), None)
+    if there is not None and not there.is_dir():
+        of = "" if there == out else f" in {there}"
+        raise ValueError(
+            f"--out is {out}{of}, which is no directory; expected a directory, or a path where one "
+            "can be made. Choose another."
+        )
+
+
+def _path(text: str) -> Path:
+    if not text:  # of an unset variable, and Path("") is the working directory
+        raise argparse.ArgumentTypeError("is empty; expected the path of a directory")
+    return Path(text)
 
 
 def _some(allowed: Sequence[str]) -> Any:
@@ -234,6 +265,9 @@ def _arches(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(
             f"is {text!r}; expected architectures such as sm_90,sm_100"
         )
+    for arch in found:
+        if int(re.sub(r"\D", "", arch)) < 80:
+            raise argparse.ArgumentTypeError(f"is {arch!r}; expected sm_80 or newer")
     return found
 
 

@@ -155,7 +155,10 @@ def compile_kernel(
 
 
 def compile_text(text: str, name: str, arch: str, *, report: bool = False) -> tuple[bytes, str]:
-    """Compiles without caches; returns the machine code and, with `report`, ptxas's account."""
+    """Compiles without caches; returns the machine code and, with `report`, ptxas's account.
+
+    Raises: KernelUnavailableError with NVRTC's own words where it refuses.
+    """
     program_type, options_type = _cuda_core()
     minimal = tuple(map(int, nvrtc_version().split("."))) >= _MINIMAL_SINCE
     options = options_type(
@@ -169,11 +172,25 @@ def compile_text(text: str, name: str, arch: str, *, report: bool = False) -> tu
     try:
         code = program_type(text, "c++", options).compile("cubin", logs=log).code
     except Exception as error:  # cuda-core has no one class for what NVRTC refuses
+        compiler = f"NVRTC {nvrtc_version()}"
+        if "gpu-architecture" in str(error):
+            words = " ".join(str(error).replace("\0", "").split())
+            raise errors.KernelUnavailableError(
+                f"kernels: architecture is {arch}, which {compiler} refuses ({words}); expected "
+                "one that it knows, such as sm_90. Correct it, or upgrade nvidia-cuda-nvrtc if it "
+                "is older than the GPU."
+            ) from error
         raise errors.KernelUnavailableError(
-            f"kernels: NVRTC {nvrtc_version()} cannot compile {name} for {arch}: {error} "
+            f"kernels: {compiler} cannot compile {name} for {arch}: {error} "
             "Upgrade nvidia-cuda-nvrtc if it is older than the GPU."
         ) from error
     return bytes(code), log.getvalue()
+
+
+def check_arch(arch: str) -> None:
+    """Raises KernelUnavailableError where NVRTC is missing or does not know an architecture."""
+    nvrtc_version()  # missing is told before refused
+    compile_text('extern "C" __global__ void empty() {}', "empty", arch)
 
 
 def nvrtc_version() -> str:

@@ -1,7 +1,9 @@
 """Packs: which kernels a request needs, filling a directory with them, and what is missing."""
 
 import itertools
+import os
 import pathlib
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -52,9 +54,15 @@ def kernels_of(
 def build(kernels: Sequence[Kernel], arch: str, directory: KernelDirectory) -> Iterator[Built]:
     """Compiles what a pack lacks, and tells of each kernel.
 
-    Raises: OSError where the pack cannot be written, KernelUnavailableError without a compiler.
+    Raises: ValueError where a directory has the name of a kernel, OSError where the pack cannot be
+      written, KernelUnavailableError without a compiler.
     """
     stored = {entry.path.stem: entry.about for entry in directory.entries()}
+    for kernel in kernels:  # before any is compiled
+        key = compile.key_of(kernel.file, kernel.name, kernel.constants, arch)
+        path = directory.path / f"{key}.kernel"
+        if path.is_dir():
+            raise ValueError(f"{path} is a directory; expected a kernel, or nothing. Remove it.")
     for kernel in kernels:
         key = compile.key_of(kernel.file, kernel.name, kernel.constants, arch)
         about = stored.get(key)
@@ -74,15 +82,21 @@ def missing(
     """Words the error for a kernel that no pack has: which it is, and what builds it."""
     kernel = Kernel(file, name, constants)
     request = request_for(kernel, arch)
-    out = "PACK" if pack is None else str(pack)
+    out, build = "PACK" if pack is None else str(pack), "Build"
+    if pack is None:
+        where = "SHARDOPS_KERNEL_PACK is not set"
+    elif not pack.is_dir():
+        where = no_directory(pack)
+        build = "Correct SHARDOPS_KERNEL_PACK, or build"
+    else:
+        where = f"it is not in the pack {pack}"
     if request is None:
         listed = ", ".join(f"{constant}={value}" for constant, value in constants)
         which = f"{name} ({listed}) for {arch}"
-        fix = "Build its pack by `python -m shardops kernels build` of the same version"
+        fix = f"{build} its pack by `python -m shardops kernels build` of the same version"
     else:
         which = f"{name} ({_words(request)}) for {arch}"
-        fix = f"Build it: {command_for(request, arch, out)}"
-    where = "SHARDOPS_KERNEL_PACK is not set" if pack is None else f"it is not in the pack {pack}"
+        fix = f"{build} it: {command_for(request, arch, out)}"
     return (
         f"kernels: {which} is missing: {where}{_otherwise(pack, kernel, arch)}, and "
         f"SHARDOPS_NVRTC=0 forbids compiling it. {fix}; or unset SHARDOPS_NVRTC."
@@ -90,14 +104,20 @@ def missing(
 
 
 def command_for(request: Request, arch: str, out: str) -> str:
-    """The command line that builds what a request needs."""
+    """The command line, for a shell, that builds what a request needs."""
     words = ["python -m shardops kernels build", f"--arch {arch}", f"--op {request.op}"]
     words += [f"--rows-length {request.length}", f"--dtype {request.dtype}"]
     for name, value in request.options:
         words.append(flag(name) if value == OPTIONS[name].bare else f"{flag(name)} {value}")
     if request.passes != PASSES:
         words += [f"--{direction}" for direction in request.passes]
-    return " ".join([*words, f"--out {out}"])
+    return " ".join([*words, f"--out {shlex.quote(out)}"])
+
+
+def no_directory(pack: pathlib.Path) -> str:
+    """Says what is wrong with a SHARDOPS_KERNEL_PACK that is not a directory."""
+    what = "which is no directory" if os.path.lexists(pack) else "which does not exist"
+    return f"SHARDOPS_KERNEL_PACK is {pack}, {what}"
 
 
 def flag(option: str) -> str:

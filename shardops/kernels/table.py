@@ -29,7 +29,7 @@ def constants(of: Mapping[str, int]) -> str:
     for name, value in of.items():
         if name.endswith("_TYPE"):
             if of.get(f"HAS_{name.removesuffix('_TYPE')}", 1):
-                value = DTYPES[value] if value < len(DTYPES) else value
+                value = DTYPES[value] if 0 <= value < len(DTYPES) else value
                 words.append(f"{name.removesuffix('_TYPE').lower()}={value}")
         elif value:
             words.append(f"{name.lower()}={value}")

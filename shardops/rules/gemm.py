@@ -136,7 +136,8 @@ def plan(
     """
     sizes = dict(axis_sizes)
     lhs_also, rhs_also = (
-        tuple(spec for spec in also if {*axes_in(spec)} <= {*sizes}) for also in (lhs_also, rhs_also)
+        tuple(spec for spec in also if {*axes_in(spec)} <= {*sizes})
+        for also in (lhs_also, rhs_also)
     )
     # Blocks of a scale must be whole while the product runs, not where the operand comes from.
     lhs = even(dims.lhs_shape, lhs_spec, sizes)

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 import shardops as so
 from tests.fuse.programs import (
     DIM,
+    assert_same,
     draw,
     parameters,
 )
@@ -92,3 +93,32 @@ def test_near_misses_say_why(x, p, want, fn) -> None:
         jax.tree.leaves(so.fuse(fn)(x, p)), jax.tree.leaves(fn(x, p)), strict=True
     ):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(wanted))
+
+
+def test_relu_by_another_derivative_is_no_relu(x, p) -> None:
+    """`maximum(z, 0)` has the derivative 1/2 at 0; a user's own relu whatever the user says."""
+
+    @jax.custom_jvp
+    def relu(z):
+        return jax.nn.relu(z)
+
+    relu.defjvp(lambda z, dz: (relu(*z), 2 * dz[0]))
+    for activation in (relu, lambda z: jnp.maximum(z, 0)):
+        fn = lambda x, w, a=activation: a(so.gemm(x, w))  # noqa: E731
+        assert so.fuse(fn).explain(x, p["up"]).fused == ()
+
+
+def test_a_function_with_the_rule_of_relu_is_no_relu(x, p) -> None:
+    """A straight-through estimator: its rule is relu's in all, its value another function's."""
+
+    @jax.custom_jvp
+    def rounded(z):
+        return jnp.round(jnp.maximum(z, 0) * 4) / 4
+
+    @rounded.defjvp
+    def _(primals, tangents):
+        (z,), (dz,) = primals, tangents
+        return jax.nn.relu(z), jax.lax.select(z > 0, dz, jax.lax.full_like(dz, 0))
+
+    report = assert_same(lambda x, w: rounded(so.gemm(x, w)), x, p["up"])
+    assert report.fused == ()

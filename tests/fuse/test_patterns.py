@@ -200,17 +200,19 @@ def test_a_bias_for_each_row_is_none(rng) -> None:
     assert so.fuse(rows).explain(*args).fused == ()
 
 
-def test_relu_by_another_derivative_is_no_relu(x, p) -> None:
-    """`maximum(z, 0)` has the derivative 1/2 at 0; a user's own relu whatever the user says."""
+def test_a_residual_of_one_row_is_no_bias(rng) -> None:
+    """It has a bias's size, and is the norm's to add; what was repeated over the row is a bias."""
 
-    @jax.custom_jvp
-    def relu(z):
-        return jax.nn.relu(z)
+    def residual(r, x, w, g):
+        s = r + so.gemm(x, w)
+        return so.rms_norm(s, g) + s
 
-    relu.defjvp(lambda z, dz: (relu(*z), 2 * dz[0]))
-    for activation in (relu, lambda z: jnp.maximum(z, 0)):
-        fn = lambda x, w, a=activation: a(so.gemm(x, w))  # noqa: E731
-        assert so.fuse(fn).explain(x, p["up"]).fused == ()
+    r, x, w = draw(rng, 1, HIDDEN), draw(rng, 1, DIM), draw(rng, DIM, HIDDEN)
+    bias = draw(rng, HIDDEN)
+    assert kinds(assert_same(residual, r, x, w, bias)) == {"add": 1}
+    for form in (lambda b: b, lambda b: b[None]):
+        report = assert_same(lambda x, w, b, form=form: so.gemm(x, w) + form(b), x, w, bias)
+        assert kinds(report) == {"bias": 1}
 
 
 def test_bias_stays_fused_where_the_activation_cannot(x, p) -> None:

@@ -149,6 +149,38 @@ def test_methods_and_decorators(p, x) -> None:
     assert kinds(Model.__call__.report) == ONE_BLOCK
 
 
+def test_reports_of_methods(p, x) -> None:
+    class Model:
+        @so.fuse
+        def apply(self, x):
+            """One block."""
+            return block(p, x)
+
+    model = Model()
+    assert kinds(model.apply.explain(x)) == ONE_BLOCK
+    assert model.apply.report == Model.apply.report
+    assert (model.apply.__name__, model.apply.__doc__) == ("apply", "One block.")
+    assert model.apply == model.apply
+    assert model.apply != Model().apply
+    traced = jax.jit(model.apply)(x)
+    np.testing.assert_allclose(traced, block(p, x), rtol=1e-5, atol=1e-5)
+
+
+def test_functions_with_their_own_derivative_are_named(p, x) -> None:
+    @jax.custom_vjp
+    def own(x):
+        return x + so.rms_norm(x, p["gamma"])
+
+    own.defvjp(lambda x: (own(x), None), lambda _, dy: (dy,))
+    for fn in (own, lambda x: own(x)):  # the first one has no line of its own call
+        report = so.fuse(fn).explain(x)
+        (miss,) = report.missed
+        assert miss.op == "rms_norm"
+        assert miss.where.startswith("test_rest_of_jax.py:")
+        assert miss.why == "`custom_vjp_call` around it is left as it is"
+        assert "?" not in str(report)
+
+
 def test_gradients_of_gradients(p, x) -> None:
     def twice(fn):
         inner = jax.grad(lambda x: loss_of(fn)(p, x))

@@ -1,22 +1,41 @@
 """A directory of kernels: whole entries or none, damage, disks that fail, what is removed."""
 
 import contextlib
+import hashlib
+import json
 import os
 import pathlib
 import resource
 import shutil
 import stat
+import struct
 import tempfile
 import time
 import warnings
 
 import pytest
 
-from shardops.kernels.cache import KernelDirectory
+from shardops.kernels.cache import KernelDirectory, _parts
 
 KEY, OTHER = "0" * 64, "f" * 64
 CODE = b"\x7fELF" + bytes(range(256)) * 40
-ABOUT = {"kernel": "norm_forward", "constants": {"COLS": 4096}}
+ABOUT = {
+    "kernel": "norm_forward",
+    "arch": "sm_90",
+    "file": "norm_forward.cuh",
+    "constants": {"COLS": 4096},
+    "code_bytes": len(CODE),
+    "resources": {
+        "registers": 64,
+        "stack_bytes": 0,
+        "spill_store_bytes": 0,
+        "spill_load_bytes": 0,
+        "shared_bytes": 32,
+    },
+    "nvrtc": "13.1",
+    "shardops": "0.1.0",
+}
+UNREPORTED = {**ABOUT, "resources": None}
 
 
 @pytest.fixture
@@ -39,12 +58,12 @@ def files(directory: KernelDirectory) -> list[str]:
 def test_what_was_written_is_read(directory):
     assert directory.read(KEY) is None
     directory.write(KEY, CODE, ABOUT)
-    directory.write(OTHER, b"", {})
+    directory.write(OTHER, b"", UNREPORTED)
     assert directory.read(KEY) == CODE
     assert directory.read(OTHER) == b""
     assert files(directory) == [f"{KEY}.kernel", f"{OTHER}.kernel"]
     first, second = directory.entries()
-    assert (first.about, second.about) == (ABOUT, {})
+    assert (first.about, second.about) == (ABOUT, UNREPORTED)
     assert first.size == (directory.path / f"{KEY}.kernel").stat().st_size > len(CODE)
 
 
@@ -97,12 +116,59 @@ def test_damaged_entry_is_ignored_with_one_warning(directory, damage):
     assert path.read_bytes() == whole
 
 
+def _sealed(account: bytes, length: int | None = None) -> bytes:
+    """What an account's entry is where its digest is right."""
+    rest = struct.pack("<I", len(account) if length is None else length) + account
+    return b"shardops kernel 2\n" + hashlib.sha256(rest).digest() + rest
+
+
+def _account(**changed: object) -> bytes:
+    return json.dumps({**ABOUT, **changed}).encode()
+
+
+SEALED = {
+    "nothing": b"shardops kernel 2\n" + hashlib.sha256(b"").digest(),
+    "half a length": b"shardops kernel 2\n" + hashlib.sha256(b"12").digest() + b"12",
+    "no account": _sealed(b""),
+    "no JSON": _sealed(b"not json!"),
+    "no text": _sealed(b"\xff\xfe\xfd"),
+    "nested without end": _sealed(b"[" * 200_000),
+    "a list": _sealed(b"[]"),
+    "an empty account": _sealed(b"{}"),
+    "an account that ends before its length": _sealed(_account(), 10_000),
+    "no name": _sealed(_account(kernel=None)),
+    "constants that are no numbers": _sealed(_account(constants={"COLS": "4096"})),
+    "resources that are incomplete": _sealed(_account(resources={"registers": 64})),
+}
+
+
+@pytest.mark.parametrize("account", list(SEALED))
+def test_entry_whose_digest_is_right_and_whose_account_is_not_is_damaged(directory, account):
+    assert _parts(_sealed(_account())) == (ABOUT, b"")
+    directory.write(OTHER, CODE, ABOUT)
+    path = directory.path / f"{KEY}.kernel"
+    path.write_bytes(SEALED[account])
+    assert [entry.about for entry in directory.entries()] == [None, ABOUT]
+    with one_warning(rf"holds a damaged or foreign file, {path.name}\. Do this\."):
+        assert directory.read(KEY) is None
+        assert directory.read(KEY) is None
+    assert directory.read(OTHER) == CODE
+    assert directory.clear()[0] == 2
+    assert files(directory) == []
+
+
 def test_directory_in_the_place_of_an_entry_is_ignored(directory):
     (directory.path / f"{KEY}.kernel" / "inside").mkdir(parents=True)
     with one_warning("cannot be read"):
         assert directory.read(KEY) is None
         directory.write(KEY, CODE, ABOUT)
     assert files(directory) == [f"{KEY}.kernel"]  # and no temporary file
+    directory.write(OTHER, CODE, ABOUT)
+    os.mkfifo(directory.path / f"{'a' * 64}.kernel")  # nobody writes to it: a reader would wait
+    found = [(entry.about, entry.size > 0) for entry in directory.entries()]
+    assert found == [(None, False), (None, False), (ABOUT, True)]
+    assert directory.clear()[0] == 2
+    assert (directory.path / f"{KEY}.kernel" / "inside").is_dir()
 
 
 def test_file_in_the_place_of_the_directory_is_ignored(tmp_path):
@@ -173,6 +239,8 @@ def test_unreadable_directory_and_entry_are_ignored():
             directory = KernelDirectory(place, "Do this.")
             with one_warning(r"cannot be read \(.*Permission denied"):
                 assert directory.read(KEY) is None
+            if path != place:  # the others are shown all the same
+                assert [entry.about for entry in directory.entries()] == [None]
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 directory.write(OTHER, CODE, ABOUT)  # no second warning
@@ -181,7 +249,7 @@ def test_unreadable_directory_and_entry_are_ignored():
 
 def test_disk_that_fills_up_leaves_nothing_behind(directory):
     """The write fails in its middle: a file may grow to 4096 bytes here."""
-    directory.write(OTHER, b"", {})
+    directory.write(OTHER, b"", UNREPORTED)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from shardops import errors
-from shardops.kernels import compile
+from shardops.kernels import compile, tuned
 from shardops.kernels.families import Request
 from shardops.kernels.packing import kernels_of
 
@@ -104,6 +104,20 @@ def test_unusable_cache_warns_once_and_works_from_memory(caches, tmp_path):
     assert compile.counts == compile.Counts(compiled=2, memory=1)
 
 
+def test_file_in_the_place_of_the_cache_has_no_table_of_shapes(caches, tmp_path):
+    """The one warning that a user sees of it is the one about kernels."""
+    (tmp_path / "file").write_text("")
+    caches(cache_dir=tmp_path / "file")
+    tuned._table.cache_clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert tuned._table("sm_80", 1) == {}
+            assert tuned._table("sm_90", 132) != {}  # the shipped one
+    finally:
+        tuned._table.cache_clear()
+
+
 def test_damaged_entry_is_compiled_anew_and_replaced(caches, tmp_path):
     first = cubin()
     (entry,) = entries(tmp_path)
@@ -156,8 +170,9 @@ def test_missing_cuda_core_is_named_with_its_fix(caches, monkeypatch):
 def test_compile_error_names_kernel_and_architecture():
     with pytest.raises(errors.KernelUnavailableError, match=r"broken for sm_90"):
         compile.compile_text("this is no C++", "broken", "sm_90")
-    with pytest.raises(errors.KernelUnavailableError, match="Upgrade nvidia-cuda-nvrtc"):
-        compile.compile_text('extern "C" __global__ void f() {}', "f", "sm_999")
+    compile.check_arch("sm_90")
+    with pytest.raises(errors.KernelUnavailableError, match=r"is sm_999, .*Correct it, or upgrade"):
+        compile.check_arch("sm_999")
 
 
 def test_older_nvrtc_is_not_given_an_option_that_it_lacks(monkeypatch):

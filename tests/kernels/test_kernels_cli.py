@@ -54,6 +54,7 @@ def test_line_shows_sizes_and_the_constants_that_say_something():
     assert table.constants(ABOUT["constants"]) == "cols=4096 x=bfloat16 layer=1 q=7"
     assert re.search(r"12,345 +\? +\? +\?$", table.row({**ABOUT, "resources": None}))
     columns = table.HEAD.split()
+    assert table.constants({"X_TYPE": -9, "COLS": 1}) == "x=-9 cols=1"
     assert columns == ["kernel", "arch", "bytes", "registers", "spilled", "shared"]
 
 
@@ -64,15 +65,18 @@ def test_list_shows_cache_and_pack(kernels, caches, tmp_path):
     KernelDirectory(pack, "").write("2" * 64, b"code", {**ABOUT, "kernel": "norm_finish"})
     caches(kernel_pack=pack)
     (cache / f"{'3' * 64}.kernel").write_bytes(b"damaged")
+    (cache / f"{'4' * 64}.kernel").mkdir()
     status, out, err = kernels("list")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert re.fullmatch(rf"pack {pack}: 1 kernel, \d+ bytes", lines[0])
     assert lines[2].split() == ["norm_finish", "sm_90", "12,345", "64", "16", "1,024", "13.1"]
-    assert re.fullmatch(rf"cache {cache}: 2 kernels, \d+ bytes", lines[4])
+    assert re.fullmatch(rf"cache {cache}: 3 kernels, [\d,]+ bytes", lines[4])
     assert lines[6].split() == ["norm_forward", "sm_90", "12,345", "64", "16", "1,024", "13.1"]
     assert lines[8] == f"{'3' * 64}.kernel: damaged or foreign, ignored (7 bytes)"
-    assert len(lines) == 9
+    assert lines[9] == f"{'4' * 64}.kernel: damaged or foreign, ignored (a directory)"
+    assert len(lines) == 10
+    assert kernels("clear")[1].splitlines()[1:] == [f"{'4' * 64}.kernel: a directory, left"]
 
 
 def test_list_of_a_named_directory_as_json(kernels, tmp_path):
@@ -108,12 +112,31 @@ def test_directory_that_is_none_is_refused(kernels, tmp_path, action):
         status, out, err = kernels(action, path)
         assert (status, out) == (2, "")
         assert err.startswith(f"kernels {action}: {path} is no directory; expected one of kernels.")
+    status, out, err = kernels(action, "")
+    assert (status, out) == (2, "")
+    assert "DIR: is empty; expected the path of a directory" in err
+
+
+def test_pack_of_the_environment_that_is_none_is_refused_by_list_alone(kernels, caches, tmp_path):
+    (tmp_path / "file").write_text("")
+    for name, what in (("file", "is no directory"), ("absent", "does not exist")):
+        caches(kernel_pack=tmp_path / name)
+        assert kernels("list") == (
+            2,
+            "",
+            f"kernels list: SHARDOPS_KERNEL_PACK is {tmp_path / name}, which {what}; expected a "
+            "directory of kernels. Correct it, or fill it by `python -m shardops kernels build`.\n",
+        )
+        assert kernels("clear")[0] == 0
 
 
 @pytest.mark.parametrize(
     "change, text",
     [
         ({"--arch": "hopper"}, "--arch: is 'hopper'; expected architectures such as sm_90,sm_100"),
+        ({"--arch": "sm_90,sm_75"}, "--arch: is 'sm_75'; expected sm_80 or newer"),
+        ({"--arch": "sm_1"}, "--arch: is 'sm_1'; expected sm_80 or newer"),
+        ({"--out": ""}, "--out: is empty; expected the path of a directory"),
         ({"--op": "gemm"}, r"--op: is 'gemm'; expected one of all, rms_norm, layer_norm, softmax"),
         ({"--rows-length": "4096,x"}, "--rows-length: is 'x'; expected an integer >= 1"),
         ({"--rows-length": "0"}, "--rows-length: is '0'; expected an integer >= 1"),
@@ -196,7 +219,30 @@ def test_build_without_a_place_or_a_compiler_says_so(kernels, tmp_path, monkeypa
     monkeypatch.setattr(compile, "nvrtc_version", without)
     status, out, err = kernels(*words, f"--out={tmp_path / 'pack'}")
     assert (status, out, err) == (2, "", "kernels build: kernels: no compiler. Install it.\n")
-    monkeypatch.setattr(compile, "nvrtc_version", lambda: "13.0")
-    status, _, err = kernels(*words, f"--out={tmp_path / 'file'}")
-    assert status == 2
-    assert err.startswith("kernels build: [Errno 20] Not a directory: ")
+    (tmp_path / "loose").symlink_to("nowhere")
+    for path, of in (("file", ""), ("file/in/it", f" in {tmp_path / 'file'}"), ("loose", "")):
+        assert kernels(*words, f"--out={tmp_path / path}") == (
+            2,
+            "",
+            f"kernels build: --out is {tmp_path / path}{of}, which is no directory; expected a "
+            "directory, or a path where one can be made. Choose another.\n",
+        )
+
+
+def test_architecture_that_nvrtc_does_not_know_is_refused_before_anything_is_printed(
+    kernels, tmp_path
+):
+    try:
+        compile.nvrtc_version()
+    except errors.KernelUnavailableError as error:
+        pytest.skip(f"{error}")
+    words = ["--op=rms_norm", "--rows-length=64", "--dtype=float32", f"--out={tmp_path / 'pack'}"]
+    status, out, err = kernels("build", "--arch=sm_90,sm_999", *words)
+    assert (status, out) == (2, "")
+    assert re.fullmatch(
+        r"kernels build: kernels: architecture is sm_999, which NVRTC \d+\.\d+ refuses \(.*"
+        r"invalid value for --gpu-architecture.*\); expected one that it knows, such as sm_90\. "
+        r"Correct it, or upgrade nvidia-cuda-nvrtc if it is older than the GPU\.\n",
+        err,
+    )
+    assert not (tmp_path / "pack").exists()

@@ -64,12 +64,33 @@ def test_unknown_kernel_is_named_by_its_constants():
     assert packing.request_for(Kernel("f.cuh", "f", (("KNOB", 3),)), "sm_90") is None
 
 
+def test_paths_in_commands_are_quoted_for_a_shell(tmp_path):
+    (kernel,) = packing.kernels_of(Request("rms_norm", 64, "float32", ("forward",)), "sm_90", 1)
+    for name in ("with spaces", "it's $HOME; rm"):
+        pack = tmp_path / name
+        pack.mkdir()
+        text = packing.missing(pack, kernel.file, kernel.name, kernel.constants, "sm_90")
+        command = text[text.index("kernels build") : text.rindex("; or unset")]
+        arguments = command_line.parser().parse_args(shlex.split(command))
+        assert arguments.out == pack
+
+
+def test_pack_that_is_no_directory_is_named_as_the_cause(tmp_path):
+    (tmp_path / "file").write_text("")
+    (kernel,) = packing.kernels_of(Request("rms_norm", 64, "float32", ("forward",)), "sm_90", 1)
+    for name, what in (("file", "is no directory"), ("absent", "does not exist")):
+        pack = tmp_path / name
+        text = packing.missing(pack, kernel.file, kernel.name, kernel.constants, "sm_90")
+        assert f"is missing: SHARDOPS_KERNEL_PACK is {pack}, which {what}, and SHARD" in text
+        assert "compiling it. Correct SHARDOPS_KERNEL_PACK, or build it: python" in text
+
+
 # --- with a compiler ----------------------------------------------------------------------------
 
 REQUEST = Request("rms_norm", 64, "bfloat16", options=(("gamma_dtype", "float32"),))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nvrtc():
     try:
         compile.nvrtc_version()
@@ -78,7 +99,7 @@ def nvrtc():
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory):
+def filled(nvrtc, tmp_path_factory):
     """A pack for REQUEST, its kernels, and their code."""
     directory = compile.pack_directory(tmp_path_factory.mktemp("pack"))
     kernels = packing.kernels_of(REQUEST, "sm_90")
@@ -153,6 +174,19 @@ class TestFilled:
         # Building again mends it, and compiles nothing else.
         built = list(packing.build(kernels, "sm_90", compile.pack_directory(path)))
         assert [one.seconds is not None for one in built] == [k == kernel for k in kernels]
+
+    def test_directory_named_as_a_kernel_is_told_before_any_is_compiled(self, filled, tmp_path):
+        _, kernels = filled
+        kernel = kernels[-1]
+        key = compile.key_of(kernel.file, kernel.name, kernel.constants, "sm_90")
+        blocked = tmp_path / f"{key}.kernel"
+        blocked.mkdir()
+        (tmp_path / f"{'a' * 64}.kernel").mkdir()  # of no kernel that is wanted: no matter
+        with pytest.raises(ValueError, match=rf"{blocked} is a directory; expected a kernel, or"):
+            list(packing.build(kernels, "sm_90", compile.pack_directory(tmp_path)))
+        assert len(list(tmp_path.iterdir())) == 2
+        blocked.rmdir()
+        assert len(list(packing.build([kernel], "sm_90", compile.pack_directory(tmp_path)))) == 1
 
     def test_full_pack_fails_loudly(self, filled, tmp_path):
         _, kernels = filled

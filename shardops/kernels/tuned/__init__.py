@@ -41,7 +41,8 @@ def _table(arch: str, sm_count: int) -> dict[str, dict[str, Any]]:
         path = folder / file_name(arch, sm_count)
         try:
             entries = json.loads(path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            # No table. Where SHARDOPS_CACHE_DIR is a file, the cache of kernels says so.
             continue
         except (OSError, ValueError) as error:
             warnings.warn(
