@@ -4,8 +4,9 @@ import itertools
 import random
 from collections.abc import Iterator
 
+from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_plan import Geometry
-from shardops.kernels.norm_problem import TYPE_BYTES, NormProblem
+from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_staged import Staged, has_staged_kernels, rows_for_bulk
 from shardops.kernels.target import Target
 

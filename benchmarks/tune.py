@@ -23,9 +23,10 @@ from typing import Any
 
 from candidates import norm_candidates
 from shardops.kernels import compile, tuned
+from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import Kernel
 from shardops.kernels.norm_plan import Geometry
-from shardops.kernels.norm_problem import TYPE_BYTES, NormProblem
+from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target, target_for
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from shardops.rules.spec import Axes, AxisSizes, Spec
 from shardops.rules.step import Step
@@ -89,6 +90,16 @@ Inner = Callable[..., tuple[jax.Array, ...]]  # (op, *arrays) -> results
 def bare(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The local op with no mesh in sight."""
     return op.local(None, arrays, bare)
+
+
+def with_new_dim(
+    size: int, batched: Sequence[bool], arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """For a vmap rule: the arrays that lack the new first dim repeated along it."""
+    return [
+        a if b else jnp.broadcast_to(a, (size, *a.shape))
+        for a, b in zip(arrays, batched, strict=True)
+    ]
 
 
 class Differentiable(Protocol):

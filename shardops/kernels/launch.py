@@ -12,6 +12,7 @@ import numpy as np
 
 from shardops.kernels import compile, library, target
 
+MAX_GRID = 2**31 - 1  # blocks along x
 _TARGET_NAME = "shardops_launch"
 
 

@@ -8,12 +8,11 @@ On sm_90 and newer, rows stream through shared memory (norm_staged.py) where tha
 from dataclasses import dataclass
 
 from shardops.kernels import norm_staged, tuned
-from shardops.kernels.launch import Kernel, Launch
+from shardops.kernels.launch import MAX_GRID, Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of, register_limit, round_up
 from shardops.kernels.norm_staged import Staged, staged_backward, staged_forward
 from shardops.kernels.target import Target
 
-_MAX_GRID = 2**31 - 1
 _LONG_THREADS = 1024
 _PARTIALS_AT_ONCE = 136
 
@@ -55,7 +54,7 @@ def forward_plan(
         return staged_forward(problem, target, geometry)
     name = "norm_forward_long" if geometry.long else "norm_forward"
     constants = _constants(problem, geometry) + (("STREAM", 1),) * (not geometry.long)
-    grid = min(_blocks(problem, geometry), _MAX_GRID)
+    grid = min(_blocks(problem, geometry), MAX_GRID)
     return Launch(
         Kernel(f"{name}.cuh", name, constants),
         (grid, 1, 1),

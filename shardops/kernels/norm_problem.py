@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-TYPE_CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
-TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
 
 
 @dataclass(frozen=True)

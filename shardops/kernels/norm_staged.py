@@ -7,9 +7,9 @@ for one block is shared by a cluster of them. How many threads, stages and block
 import math
 from dataclasses import dataclass, replace
 
+from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import (
-    TYPE_BYTES,
     NormProblem,
     constants_of,
     register_limit,

@@ -8,12 +8,10 @@ longer ones twice (`_long`).
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardops.kernels.launch import Kernel, Launch
+from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
+from shardops.kernels.launch import MAX_GRID, Kernel, Launch
 from shardops.kernels.target import Target
 
-_TYPE_CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
-_TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_MAX_GRID = 2**31 - 1
 _TILE_THREADS = 256
 _MAX_EACH = 32  # elements of a row that a thread of a tile holds
 MAX_MASK_DIGITS = 3  # what the kernels' Params have room for
@@ -46,7 +44,7 @@ class SoftmaxProblem:
     @property
     def vector(self) -> int:
         """Elements in a 16-byte word."""
-        return 16 // _TYPE_BYTES[self.x]
+        return 16 // TYPE_BYTES[self.x]
 
     @property
     def even(self) -> bool:
@@ -243,14 +241,14 @@ def _plan(
             ("GROUP", geometry.group),
             ("TILE_ROWS", geometry.rows),
         )
-        shared = operands * geometry.rows * problem.keys * _TYPE_BYTES[problem.x]
-        grid = min(-(-problem.rows // geometry.rows), _MAX_GRID)
+        shared = operands * geometry.rows * problem.keys * TYPE_BYTES[problem.x]
+        grid = min(-(-problem.rows // geometry.rows), MAX_GRID)
         kernel = Kernel(f"{name}_tile.cuh", f"{name}_tile", constants)
         return Plan((Launch(kernel, (grid, 1, 1), (geometry.threads, 1, 1), shared_bytes=shared),))
 
     constants += (("THREADS_PER_ROW", geometry.threads), ("PARTS", geometry.parts))
     blocks = -(-problem.rows // geometry.rows)
-    grid = min(blocks, _MAX_GRID // geometry.parts) * geometry.parts
+    grid = min(blocks, MAX_GRID // geometry.parts) * geometry.parts
     block = (geometry.threads, geometry.rows, 1)
     if geometry.kind == "registers":
         kernel = Kernel(f"{name}.cuh", name, (*constants, ("ROWS_PER_BLOCK", geometry.rows)))
@@ -277,7 +275,7 @@ def _exchange_bytes(geometry: Geometry, cluster: int) -> int:
 def _constants(problem: SoftmaxProblem) -> tuple[tuple[str, int], ...]:
     return (
         ("COLS", problem.keys),
-        ("X_TYPE", _TYPE_CODES[problem.x]),
+        ("X_TYPE", TYPE_CODES[problem.x]),
         ("MASK", problem.mask),
         ("MASK_DIGITS", problem.digits),
         ("CAUSAL", int(problem.causal)),

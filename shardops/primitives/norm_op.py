@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from shardops import array_type, routing
 from shardops.moving import carry_out
-from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted
+from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted, with_new_dim
 from shardops.primitives.norm_local import (
     Kind,
     backward_reference,
@@ -164,10 +164,7 @@ class NormForward:
 
             return jax.vmap(one, [0 if b else None for b in batched])(*arrays)
         vectors = range(1, 2 + self.beta)
-        rows = [
-            a if b or n in vectors else jnp.broadcast_to(a, (size, *a.shape))
-            for n, (a, b) in enumerate(zip(arrays, batched, strict=True))
-        ]
+        rows = with_new_dim(size, [b or n in vectors for n, b in enumerate(batched)], arrays)
         form = None if self.form is None else with_added(self.form)
         return routing.run(replace(self, form=form), rows, ())
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from shardops import routing
 from shardops.moving import carry_out, in_mesh_order
-from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted
+from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted, with_new_dim
 from shardops.primitives.quantize_local import Form, local_magnitudes, local_quantize
 from shardops.primitives.scaling import magnitude_of
 from shardops.rules.quantize import Blocks, QuantizePlan, plan_quantize
@@ -63,10 +63,7 @@ class QuantizeOp:
     ) -> tuple[jax.Array, ...]:
         """Each entry along the new dim has scales of its own."""
         del wanted
-        every = [
-            a if b else jnp.broadcast_to(a, (size, *a.shape))
-            for a, b in zip(arrays, batched, strict=True)
-        ]
+        every = with_new_dim(size, batched, arrays)
         return routing.run(replace(self, form=with_added(self.form)), every, ())
 
 

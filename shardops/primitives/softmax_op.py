@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from shardops import array_type, routing
 from shardops.moving import carry_out
-from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted
+from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted, with_new_dim
 from shardops.primitives.softmax_local import (
     backward_reference,
     local_backward,
@@ -135,11 +135,7 @@ class SoftmaxBackward:
     ) -> tuple[jax.Array, ...]:
         """A new dim is one more batch dim."""
         del wanted
-        rows = [
-            a if b else jnp.broadcast_to(a, (size, *a.shape))
-            for a, b in zip(arrays, batched, strict=True)
-        ]
-        return routing.run(self, rows, ())
+        return routing.run(self, with_new_dim(size, batched, arrays), ())
 
 
 def _with_first(

@@ -11,22 +11,14 @@ from tests.fuse.programs import (
     DIM,
     assert_same,
     draw,
-    parameters,
 )
 
 pytestmark = pytest.mark.usefixtures("one_device")
-
-DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
 
 
 @pytest.fixture
 def x(rng):
     return draw(rng, 4, 8, DIM)
-
-
-@pytest.fixture
-def p(rng):
-    return parameters(rng)
 
 
 def missed(fn, *args) -> str:

@@ -32,11 +32,6 @@ def x(rng):
     return draw(rng, 4, 8, DIM)
 
 
-@pytest.fixture
-def p(rng):
-    return parameters(rng)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_two_blocks_become_their_fused_ops(rng, dtype) -> None:
     p, x = parameters(rng, dtype), draw(rng, 4, 8, DIM, dtype=dtype)

@@ -7,30 +7,17 @@ import pytest
 
 import shardops as so
 from tests.fuse.programs import (
-    DIM,
     TWO_BLOCKS,
     block,
-    draw,
     kinds,
     loss_of,
     ops_in,
-    parameters,
     two_blocks,
 )
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
 ONE_BLOCK = {"return_input": 1, "bias+activation": 1}
-
-
-@pytest.fixture
-def x(rng):
-    return draw(rng, 4, DIM)
-
-
-@pytest.fixture
-def p(rng):
-    return parameters(rng)
 
 
 def test_effects_keep_their_order(p, x, capfd) -> None:

@@ -18,7 +18,6 @@ from tests.fuse.programs import (
     kinds,
     loss_of,
     ops_in,
-    parameters,
     two_blocks,
     values_and_gradients,
 )
@@ -26,16 +25,6 @@ from tests.fuse.programs import (
 pytestmark = pytest.mark.usefixtures("one_device")
 
 ONE_BLOCK = {"return_input": 1, "bias+activation": 1}
-
-
-@pytest.fixture
-def x(rng):
-    return draw(rng, 4, DIM)
-
-
-@pytest.fixture
-def p(rng):
-    return parameters(rng)
 
 
 def stacked(p):

@@ -23,6 +23,12 @@ def core(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def extension_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowering writes the custom call; only running it needs the extension."""
+    monkeypatch.setattr(library, "core", lambda: None)
+
+
+@pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Empty caches in memory and under `tmp_path`; the fixture changes the configuration."""
 

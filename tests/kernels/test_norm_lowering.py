@@ -1,6 +1,5 @@
 """The norms lowered for CUDA on a machine that has none: the custom calls and what they carry."""
 
-import re
 from functools import partial
 
 import jax
@@ -8,39 +7,16 @@ import jax.numpy as jnp
 import pytest
 
 from shardops import errors
-from shardops.kernels import compile, library, norm
-from shardops.kernels.target import Target, current_target, target_for, use_target
+from shardops.kernels import compile, norm
+from shardops.kernels.target import current_target, target_for, use_target
+from tests.kernels.lowering import grids, lowered
 
 try:
     compile.nvrtc_version()
 except errors.KernelUnavailableError as error:
     pytest.skip(f"{error}", allow_module_level=True)
 
-GPU = target_for("sm_90", 132)
-
-
-@pytest.fixture(autouse=True)
-def extension_is_not_needed(monkeypatch):
-    """Lowering writes the custom call; only running it needs the extension."""
-    monkeypatch.setattr(library, "core", lambda: None)
-
-
-def lowered(function, *shapes, target: Target = GPU) -> str:
-    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    with use_target(target):
-        return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
-
-
-def grids(text: str) -> list[tuple[str, int]]:
-    """(kernel, blocks) of each launch, in order."""
-    calls = [line for line in text.splitlines() if "shardops_launch" in line]
-    return [
-        (
-            re.search(r'name = "(\w+)"', line)[1],
-            int(re.search(r"grid = (?:dense<|array<i64: )\[?(\d+)", line)[1]),
-        )
-        for line in calls
-    ]
+pytestmark = pytest.mark.usefixtures("extension_is_not_needed")
 
 
 def test_forward_is_one_launch_with_a_block_a_row():

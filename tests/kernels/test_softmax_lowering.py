@@ -1,48 +1,22 @@
 """softmax lowered for CUDA on a machine that has none: the custom calls and what they carry."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import shardops as so
 from shardops import errors
-from shardops.kernels import compile, library
-from shardops.kernels.target import Target, target_for, use_target
+from shardops.kernels import compile
+from shardops.kernels.target import target_for, use_target
+from tests.kernels.lowering import GPU, launches, lowered
 
 try:
     compile.nvrtc_version()
 except errors.KernelUnavailableError as error:
     pytest.skip(f"{error}", allow_module_level=True)
 
-GPU = target_for("sm_90", 132)
+pytestmark = pytest.mark.usefixtures("extension_is_not_needed")
 OLD = target_for("sm_80", 108)
-
-
-@pytest.fixture(autouse=True)
-def extension_is_not_needed(monkeypatch):
-    """Lowering writes the custom call; only running it needs the extension."""
-    monkeypatch.setattr(library, "core", lambda: None)
-
-
-def lowered(function, *shapes, target: Target = GPU) -> str:
-    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    with use_target(target):
-        return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
-
-
-def launches(text: str) -> list[tuple[str, int, int]]:
-    """(kernel, operands, blocks) of each launch, in order."""
-    calls = [line for line in text.splitlines() if "@shardops_launch" in line]
-    return [
-        (
-            re.search(r'name = "(\w+)"', line)[1],
-            re.search(r"@shardops_launch\(([^)]*)\)", line)[1].count("%"),
-            int(re.search(r"grid = (?:dense<|array<i64: )\[?(\d+)", line)[1]),
-        )
-        for line in calls
-    ]
 
 
 X = ((8, 16, 1024, 1024), jnp.bfloat16)

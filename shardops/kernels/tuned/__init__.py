@@ -12,7 +12,8 @@ import warnings
 from typing import Any
 
 from shardops import config
-from shardops.kernels.norm_problem import TYPE_BYTES, NormProblem
+from shardops.kernels.element_types import TYPE_BYTES
+from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import Target
 
 _SHIPPED = pathlib.Path(__file__).parent
