@@ -17,7 +17,6 @@ from shardops import routing
 from shardops.fusing.expressions import Expressions
 from shardops.fusing.graph import Graph, Node, Variable, is_variable, laid_out_otherwise
 from shardops.fusing.marking import Mark
-from shardops.fusing.placement import result_moves
 from shardops.fusing.report import Fusion, Kind, Miss, where
 from shardops.primitives.gemm_op import GemmOp
 
@@ -40,10 +39,6 @@ def fuse_product(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
         yield Miss(name, at, found.why)
     if not found.steps:
         return
-    moved = _moved_after(mark, found.constraints)
-    if moved:
-        yield Miss(name, at, moved)
-        return
     fused = found.call(mark)
     if laid_out_otherwise(fused):
         yield Miss(name, at, "with its epilogue the result would be laid out otherwise")
@@ -57,19 +52,6 @@ def fuse_product(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
     bias, activation = found.bias is not None, found.activation
     what = ["bias"] * bias + [f'activation="{activation}"'] * bool(activation)
     yield Fusion(kinds[bias, bool(activation)], name, at, ", ".join(what))
-
-
-def _moved_after(mark: Mark, constraints: Sequence[Node]) -> str:
-    """Why an epilogue could move more than what it stands for; empty where it cannot.
-
-    It is applied where the last sum leaves the product. Where the result goes on from there, a bias
-    that lies as the result would have to go back, and a saved pre-activation would have to follow.
-    """
-    if result_moves(mark):
-        return "its result is moved after the product: the epilogue would move more"
-    if any(c.eqn.params["sharding"].num_devices > 1 for c in constraints):
-        return "a sharding is asked of its result on Auto axes: the epilogue could move more"
-    return ""
 
 
 class _Epilogue:

@@ -20,6 +20,9 @@ from shardops.primitives.row_sum import row_sum
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.spec import Spec
 
+# Before 0.12 the partitioner takes a constraint of one result of an op and gathers the other twice.
+_CONSTRAINS_EACH_RESULT = jax.__version_info__ >= (0, 12)
+
 Dims = tuple[int, ...]
 OutSharding = PartitionSpec | Literal["cheapest"] | None
 
@@ -117,7 +120,7 @@ def product(
     after = {"bias": bias, "activation": op.activation, "add": add}
     later = [name for name, value in after.items() if value is not None]
     unreduced = check.unreduced(op.name, out_sharding, later)
-    op = replace(op, unreduced=unreduced)
+    op = replace(op, unreduced=unreduced, open_dims=check.open_dims(out_sharding))
     matched = routing.match_varying(*arrays, *_given(bias, add))
     scaled = ScaledGemmOp(op, Scaled.of(lhs), Scaled.of(rhs))
     if scaled.lhs or scaled.rhs:
@@ -129,7 +132,7 @@ def product(
     if wanted is None:
         return out
     with jax.named_scope(op.scope):
-        return array_type.constrain(out, wanted, check.open_dims(out_sharding), unreduced)
+        return array_type.constrain(out, wanted, op.open_dims, unreduced)
 
 
 @with_derivative
@@ -152,7 +155,10 @@ def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: A
     types = tuple(None if a is None else array_type.Type.of(a) for a in (bias, add))
     if op.activation is None:
         return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
-    out, pre = _with_pre_activation(replace(op, save=True), wanted, lhs, rhs, bias, add)
+    each = _CONSTRAINS_EACH_RESULT or wanted is None or not array_type.mesh_of(lhs).auto_axes
+    both = partial(_with_pre_activation, replace(op, save=True)) if each else partial(_apart, op)
+    out, pre = both(wanted, lhs, rhs, bias, add)
+    pre = _as_result(op, wanted, pre)
     return out, (lhs, rhs, pre, types)
 
 
@@ -162,11 +168,9 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
     with jax.named_scope(f"shardops.{op.name}.grad"):
         dz = dout
         if op.activation is not None:
-            # The pre-activation stays where its last sum left it; the result may have moved on.
-            here = array_type.explicit_spec(dout)
-            z = (pre if here is None else array_type.laid_out(pre, here)).astype(jnp.float32)
-            _, pull = jax.vjp(_activation(op), z)
+            _, pull = jax.vjp(_activation(op), pre.astype(jnp.float32))
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
+            dz = _as_result(op, wanted, dz)
         dlhs, drhs = operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
         dbias = dadd = None
         if bias_type is not None:
@@ -192,6 +196,11 @@ _compiled_product = markable(compiled(_product))
 _compiled_scaled = compiled(scaled_product)
 
 
+def _as_result(op: GemmOp, wanted: Spec | None, array: jax.Array) -> jax.Array:
+    """An array like the result, sharded as was asked of that: Auto axes do not know it is."""
+    return array if wanted is None else array_type.constrain(array, wanted, op.open_dims)
+
+
 def _activation(op: GemmOp) -> Callable[[jax.Array], jax.Array]:
     return ACTIVATIONS[op.activation] if op.activation else lambda z: z
 
@@ -208,6 +217,7 @@ def _with_pre_activation(
 def _apart(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
     linear = replace(op, activation=None, save=False)
     pre = _product(linear, wanted, lhs, rhs, bias, add)
+    pre = _as_result(op, wanted, pre)
     out = _activation(op)(pre.astype(jnp.float32)).astype(pre.dtype)
     return out, pre
 

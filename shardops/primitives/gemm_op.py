@@ -13,8 +13,9 @@ from shardops.op import Arrays, AxisSizes, Call, Inner, Itemsizes, Placement, Sh
 from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
+from shardops.rules.moves import move
 from shardops.rules.shardy import gemm_factors
-from shardops.rules.spec import Axes, Spec, among
+from shardops.rules.spec import Axes, Spec, among, divisible
 
 Dims = tuple[int, ...]
 DimPair = tuple[Dims, Dims]
@@ -43,6 +44,7 @@ class GemmOp:
     cheapest: bool = False
     precise: bool = False
     unreduced: Axes = ()  # axes over which the result is to stay unreduced, where it can
+    open_dims: frozenset[int] = frozenset()  # of the result: sharded as the partitioner likes
     kernel: bool = True
 
     @property
@@ -69,14 +71,28 @@ class GemmOp:
         for want in call.wanted[::-1]:
             asked = asked if want is None else want
         planned = self.plan(call.shapes, call.specs, call.sizes, asked, call.itemsizes, blocks)
-        extra = ((planned.bias,) if self.bias else ()) + ((planned.finished,) if self.add else ())
-        saved = (planned.finished,) if self.save else ()
+        if planned.after_finish:
+            ways = (planned, planned.finished_late)
+            planned = min(ways, key=lambda way: self._bytes_to_finish(way, call))
         return Placement(
-            (planned.lhs, planned.rhs, *extra),
-            (planned.out, *saved),
+            (planned.lhs, planned.rhs, *self._at_finish(planned)),
+            (planned.out,) * (1 + self.save),
             planned,
             planned.of("out"),
             unreduced=(planned.unreduced, *((),) * self.save),
+        )
+
+    def _at_finish(self, plan: GemmPlan) -> tuple[Spec, ...]:
+        """Where bias and `add` are added."""
+        return ((plan.bias,) if self.bias else ()) + ((plan.finished,) if self.add else ())
+
+    def _bytes_to_finish(self, plan: GemmPlan, call: Call) -> float:
+        """What bias and `add` move to where they are added."""
+        lying = zip(call.shapes[2:], call.specs[2:], call.itemsizes[2:], strict=True)
+        return sum(
+            step.bytes
+            for (shape, spec, size), need in zip(lying, self._at_finish(plan), strict=True)
+            for step in move(shape, divisible(shape, spec, call.sizes), need, call.sizes, size)
         )
 
     def plan(
@@ -104,18 +120,24 @@ class GemmOp:
     def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
         if plan is None:
             return self._on_device(arrays)
+        if not (self.save and plan.after_finish):
+            out, *saved = self._finished(plan, arrays, inner)
+            return (carry_out(out, plan.after_finish), *saved)
+        # The gradient needs the pre-activation where the result is: it goes there for both.
+        linear = replace(self, activation=None, save=False)
+        (z,) = linear._finished(plan, arrays, inner)
+        return self._activate(carry_out(z, plan.after_finish))
+
+    def _finished(self, plan: GemmPlan, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
+        """The results with bias and activation, where these come."""
         if not plan.before_finish:
-            return self._depart(plan, inner(self, *arrays))
+            return inner(self, *arrays)
         # A sum over the mesh comes first: bias and activation may enter once only.
         dtype = "float32" if self.precise else self.out_dtype
         bare = replace(self.bare, out_dtype=dtype)
         (partial,) = inner(bare, *arrays[:2])
         total = carry_out(partial, plan.before_finish)
-        return self._depart(plan, self._finish(total, *self._optional(arrays)))
-
-    def _depart(self, plan: GemmPlan, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The result goes where it is wanted; a saved pre-activation stays."""
-        return (carry_out(results[0], plan.after_finish), *results[1:])
+        return self._finish(total, *self._optional(arrays))
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted

@@ -1,7 +1,7 @@
 """A product without its sharding, and the plan of a sharded one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -84,7 +84,7 @@ class GemmPlan:
     lhs: Spec  # where the operands lie in the local product
     rhs: Spec
     partial: Spec  # the local product, before the sums over the mesh
-    finished: Spec  # after the last sum: bias, activation and rounding come here
+    finished: Spec  # where bias, activation and rounding come: after the last sum, or `late`
     out: Spec  # the result
     steps: tuple[Step, ...]  # of "lhs", "rhs" and "out", each in order
     flops: float  # operations of one device
@@ -94,6 +94,14 @@ class GemmPlan:
     bias: Spec = ()  # of a bias over the rhs's free dims, where it is added
     lhs_scale: Spec | None = None  # block scales follow the operand; None: one replicated scale
     rhs_scale: Spec | None = None
+    late: bool = False  # whether `finished` is `out`
+
+    @property
+    def finished_late(self) -> "GemmPlan":
+        """The same moves, with bias and activation where the result ends."""
+        return replace(
+            self, finished=self.out, bias=self.out[len(self.out) - len(self.bias) :], late=True
+        )
 
     @property
     def operands(self) -> tuple[Spec, Spec]:
@@ -110,14 +118,16 @@ class GemmPlan:
 
     @property
     def before_finish(self) -> tuple[Step, ...]:
-        """The result's steps up to its last sum."""
+        """The result's steps before bias and activation: up to its last sum, or all."""
         steps = self.of("out")
+        if self.late:
+            return steps
         sums = [n for n, s in enumerate(steps) if s.sums]
         return steps[: sums[-1] + 1] if sums else ()
 
     @property
     def after_finish(self) -> tuple[Step, ...]:
-        """The result's steps after its last sum."""
+        """The result's steps after bias and activation."""
         return self.of("out")[len(self.before_finish) :]
 
 

@@ -32,7 +32,6 @@ from lm import model
 SPECS = {"gamma": (None,), "up": (None, "tp"), "up_bias": ("tp",), "down": ("tp", None)}
 
 
-ASKED_ON_AUTO = "a sharding is asked of its result on Auto axes: the epilogue could move more"
 STREAM, HIDDEN_UNITS = P("dp", "tp", None), P("dp", None, "tp")
 
 
@@ -74,15 +73,10 @@ def assert_same_and_no_more_moves(fn, *args):
 
 
 def test_blocks_on_meshes(mesh, rng) -> None:
-    """On Auto axes nobody knows whether a sharding that is asked of a product moves it."""
     p, x = placed(mesh, rng)
     report = assert_same_and_no_more_moves(sharded_blocks, p, x)
-    if mesh.explicit_axes:
-        assert kinds(report) == TWO_BLOCKS
-        assert report.missed == ()
-    else:
-        assert kinds(report) == {"return_input": 1, "add": 1}
-        assert [m.why for m in report.missed] == [ASKED_ON_AUTO] * 2
+    assert kinds(report) == TWO_BLOCKS
+    assert report.missed == ()
 
 
 def test_blocks_on_auto_axes_with_nothing_asked(auto_mesh, rng) -> None:
@@ -91,16 +85,25 @@ def test_blocks_on_auto_axes_with_nothing_asked(auto_mesh, rng) -> None:
     assert kinds(assert_same(two_blocks, p, x)) == TWO_BLOCKS
 
 
-# product, operands' specs: what is fused would move more than what it stands for
+# Results that are moved after the product: wanted, operands' specs, the bias's.
 MOVED = {
-    "a gathered result": (P(None, None), ("dp", None), (None, None), None),
-    "a bias that lies as the result": (P(None, "tp"), ("tp", None), (None, None), ("tp",)),
+    "gathered": (P(None, None), ("dp", None), (None, None), None),
+    "gathered, with a bias": (P(None, None), ("dp", None), (None, None), (None,)),
+    "exchanged": (P(None, "tp"), ("tp", None), (None, None), None),
+    "exchanged, the bias lies as the result": (
+        P(None, "tp"),
+        ("tp", None),
+        (None, None),
+        ("tp",),
+    ),
+    "summed and gathered": (P(None, None), ("dp", "tp"), ("tp", None), (None,)),
 }
 
 
 @pytest.mark.parametrize(("wanted", "lhs", "rhs", "bias"), MOVED.values(), ids=MOVED)
-def test_results_that_move_on_take_no_epilogue(explicit_mesh, rng, wanted, lhs, rhs, bias) -> None:
-    """Forward and gradient compile to no collective more than unfused."""
+def test_results_that_move_on_take_an_epilogue(mesh, rng, wanted, lhs, rhs, bias) -> None:
+    """Forward and gradient compile to no collective more than unfused: the epilogue, and the
+    pre-activation that the gradient needs, are where the result goes."""
 
     def dense(x, w, b):
         z = so.gemm(x, w, out_sharding=wanted)
@@ -108,7 +111,7 @@ def test_results_that_move_on_take_no_epilogue(explicit_mesh, rng, wanted, lhs, 
 
     x, w = draw(rng, 8, DIM), draw(rng, DIM, DIM)
     args = [
-        meshes.place(explicit_mesh, a, *spec)
+        meshes.place(mesh, a, *spec)
         for a, spec in ((x, lhs), (w, rhs), (draw(rng, DIM), bias or (None,)))
     ]
     for wrap in (lambda f: f, values_and_gradients):
@@ -119,11 +122,8 @@ def test_results_that_move_on_take_no_epilogue(explicit_mesh, rng, wanted, lhs, 
             assert kind in before
             assert count <= before[kind][0]
             assert size <= before[kind][1]
-    report = so.fuse(dense).explain(*args)
-    assert report.fused == ()
-    assert [m.why for m in report.missed] == [
-        "its result is moved after the product: the epilogue would move more"
-    ]
+    report = assert_same(dense, *args)
+    assert kinds(report) == {"activation" if bias is None else "bias+activation": 1}
 
 
 def test_sums_of_the_result_keep_the_epilogue(explicit_mesh, rng) -> None:
@@ -137,8 +137,8 @@ def test_sums_of_the_result_keep_the_epilogue(explicit_mesh, rng) -> None:
 
 def test_scans_on_meshes(mesh, rng) -> None:
     p, x = placed(mesh, rng)
-    epilogues = {"bias+activation": 1} if mesh.explicit_axes else {}
-    assert kinds(assert_same_and_no_more_moves(scanned, p, x)) == {"return_input": 1, **epilogues}
+    found = kinds(assert_same_and_no_more_moves(scanned, p, x))
+    assert found == {"return_input": 1, "bias+activation": 1}
 
 
 @pytest.mark.parametrize("kind", ["explicit-auto", "auto-explicit"])
@@ -149,8 +149,8 @@ def test_blocks_on_mixed_meshes(kind, rng) -> None:
         want, got = jax.jit(sharded_blocks)(p, x), jax.jit(fused)(p, x)
         assert jax.typeof(got) == jax.typeof(want)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-        assert kinds(fused.report) == {"return_input": 1, "add": 1}
-        assert [m.why for m in fused.report.missed] == [ASKED_ON_AUTO] * 2
+        assert kinds(fused.report) == TWO_BLOCKS
+        assert fused.report.missed == ()
 
 
 @pytest.mark.parametrize(
