@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format gpu bench tune collectives exhaustive test-versions clean
+.PHONY: help demo test check docs format gpu bench bench-multi tune collectives exhaustive test-versions clean
 
 VENV ?= .venv
 export PYTHON SYSTEM_PACKAGES VENV
@@ -62,6 +62,9 @@ gpu: $(GPU_READY) ## the tests that need GPUs, then the record of what they saw
 
 bench: $(GPU_READY) ## time the kernels beside XLA on this GPU
 	$(RUN) benchmarks/bench.py
+
+bench-multi: $(GPU_READY) ## time sharded products over this host's GPUs, beside XLA's partitioning
+	$(RUN) benchmarks/multi.py
 
 tune: $(GPU_READY) ## time launch shapes of the norms on this GPU; its cache keeps the best
 	$(RUN) benchmarks/tune.py --table "$$($(RUN) -c 'from shardops import config; print(config.get().cache_dir / "tuned")')"
