@@ -256,16 +256,17 @@ def test_demo_model_is_what_was_fused_by_hand(explicit_mesh, rng) -> None:
     batch = [meshes.place(explicit_mesh, tokens[:, n : n + 8], "dp", "tp") for n in (0, 1)]
     apart = so.fuse(partial(model.loss, ops=APART))
     by_hand = partial(model.loss, ops=model.SHARDED)
-    got, want, plain = (
-        jax.jit(jax.value_and_grad(f)) for f in (apart, by_hand, partial(model.loss, ops=APART))
-    )
+    traced = [
+        jax.jit(jax.value_and_grad(f)).trace(params, *batch)
+        for f in (apart, by_hand, partial(model.loss, ops=APART))
+    ]
+    got, want = (t.lower().compile() for t in traced[:2])
     (loss, grads), (wanted, wanted_grads) = got(params, *batch), want(params, *batch)
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)
     for g, w in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted_grads), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6)
-    ops = [ops_in(f.trace(params, *batch).jaxpr) for f in (got, want, plain)]
+    ops = [ops_in(t.jaxpr) for t in traced]
     assert ops[0] == ops[1]
     assert ops[2]["backward, residual"] == 0
     assert (ops[0]["norm, add"], ops[0]["backward, residual"]) == (4, 4)
-    texts = [f.lower(params, *batch).compile() for f in (got, want)]
-    assert hlo.summary(texts[0]) == hlo.summary(texts[1])
+    assert hlo.summary(got) == hlo.summary(want)
