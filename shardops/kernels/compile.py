@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardops import config, errors
+from shardops.kernels import library
 from shardops.kernels.cache import KernelDirectory
 from shardops.kernels.resources import resources
 from shardops.version import __version__
@@ -200,9 +201,10 @@ def nvrtc_version() -> str:
         nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
         status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # the loader's error class has changed between releases
+        found = ", ".join(library.loaded("nvrtc")) or "none"
         raise errors.KernelUnavailableError(
-            f"kernels: the NVRTC library cannot be loaded ({error}); expected libnvrtc of CUDA 12 "
-            f"or 13. {_INSTALL}"
+            f"kernels: the NVRTC library cannot be loaded ({error}; found: {found}); expected "
+            f"libnvrtc of CUDA 12 or 13. {_INSTALL}"
         ) from error
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise errors.KernelUnavailableError(

@@ -122,6 +122,11 @@ def find_library(name: str) -> str:
     )
 
 
+def loaded(name: str) -> list[str]:
+    """Return the paths of "cuda", "cublasLt" or "nvrtc" that are loaded in this process."""
+    return _loaded(LIBRARIES[name].sonames)
+
+
 def _candidates(library: Library) -> Iterator[str]:
     yield from _loaded(library.sonames)
     for root in sys.path:

@@ -1,0 +1,81 @@
+"""`python -m shardops versions`: what this installation runs on, and where each library is."""
+
+import argparse
+import ctypes
+import importlib
+import importlib.metadata
+import platform
+from collections.abc import Callable
+
+import jax
+
+from shardops.errors import KernelUnavailableError
+from shardops.kernels import compile, library
+from shardops.version import __version__
+
+
+def add_to(commands: argparse._SubParsersAction) -> None:
+    """Adds the command `versions`."""
+    parser = commands.add_parser(
+        "versions", help="versions and paths of all that takes part", description=__doc__
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(_: argparse.Namespace) -> int:
+    found = report()
+    width = max(map(len, found))
+    for name, text in found.items():
+        print(f"{name:{width}}  {text}")
+    return 0
+
+
+def report() -> dict[str, str]:
+    """Version and path by name; of what is missing, the error that says what was tried."""
+    return {
+        "shardops": __version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "extension": _or_missing(_extension),
+        "nvrtc": _or_missing(_nvrtc),
+        "cublasLt": _or_missing(_cublaslt),
+        "driver": _or_missing(_driver),
+    }
+
+
+def _or_missing(find: Callable[[], str]) -> str:
+    try:
+        return find()
+    except KernelUnavailableError as error:
+        return str(error)
+
+
+def _extension() -> str:
+    try:
+        module = importlib.import_module("shardops._core")
+    except ImportError as error:
+        return f"missing: {error}"
+    return f"FFI API {'.'.join(map(str, module.ffi_api_version))} {module.__file__}"
+
+
+def _nvrtc() -> str:
+    version = compile.nvrtc_version()  # loads it
+    return " ".join([version, *library.loaded("nvrtc")])
+
+
+def _cublaslt() -> str:
+    path = library.find_library("cublasLt")
+    get_version = ctypes.CDLL(path).cublasLtGetVersion
+    get_version.restype = ctypes.c_size_t
+    version = get_version()
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100} {path}"
+
+
+def _driver() -> str:
+    path = library.find_library("cuda")
+    version = ctypes.c_int()
+    status = ctypes.CDLL(path).cuDriverGetVersion(ctypes.byref(version))
+    if status != 0:
+        return f"missing: cuDriverGetVersion of {path} returned {status}"
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10} {path}"
