@@ -1,4 +1,7 @@
-"""One cache directory, many processes: cold together, then warm, on good and on bad disks."""
+"""One cache directory, many processes: cold together, then warm, on good and on bad disks.
+
+Reported case 34 among them: cold processes together, directories of mode 0555, truncated entries.
+"""
 
 import json
 import os
@@ -64,6 +67,45 @@ def test_sixteen_cold_processes_leave_one_entry_a_kernel_and_the_next_compiles_n
     assert warm["loaded"] == compile.compiler().startswith("nvrtc ")
     print("from disk:", *(f"{milliseconds:.2f} ms" for milliseconds in warm["times"]))
     assert warm["times"][-1] < 20  # 0.2 alone; other processes run too
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_case_34_eight_processes_on_a_directory_of_mode_0555(tmp_path, filled):
+    """Kernels stay in memory, at the cost of one warning each; what is there serves."""
+    here: dict[str, str | None] = {"SHARDOPS_CACHE_DIR": str(tmp_path)}
+    kernels = tmp_path / "kernels"
+    (alone,) = taken(here if filled else {"SHARDOPS_CACHE_DIR": str(tmp_path / "other")})
+    kernels.mkdir(exist_ok=True)
+    before = {path: path.read_bytes() for path in kernels.iterdir()}
+    assert len(before) == len(KERNELS) * filled
+    kernels.chmod(0o555)
+    try:
+        found = taken(*[here] * 8)
+    finally:
+        kernels.chmod(0o755)
+    for seen in found:
+        assert seen["digests"] == alone["digests"]
+        assert seen["counts"]["disk" if filled else "compiled"] == len(KERNELS)
+        assert len(seen["warnings"]) == (not filled)
+        assert all("cannot be written" in text for text in seen["warnings"])
+    assert {path: path.read_bytes() for path in kernels.iterdir()} == before
+
+
+def test_case_34_truncated_entries_are_mended_by_eight_processes(tmp_path):
+    here: dict[str, str | None] = {"SHARDOPS_CACHE_DIR": str(tmp_path)}
+    (cold,) = taken(here)
+    whole = {path: path.read_bytes() for path in (tmp_path / "kernels").iterdir()}
+    for path, data in whole.items():
+        path.write_bytes(data[: len(data) // 2])  # in the middle of its machine code
+    found = taken(*[here] * 8)
+    for seen in found:
+        assert seen["digests"] == cold["digests"]
+        assert seen["counts"]["compiled"] + seen["counts"]["disk"] == len(KERNELS)
+        # Whoever comes late finds an entry that another has mended.
+        assert len(seen["warnings"]) <= 1
+        assert all("damaged" in text for text in seen["warnings"])
+    assert sum(len(seen["warnings"]) for seen in found) >= 1
+    assert {path: path.read_bytes() for path in (tmp_path / "kernels").iterdir()} == whole
 
 
 def test_homes_and_caches_that_cannot_be_cost_one_warning(tmp_path):
