@@ -17,7 +17,9 @@ TARGET = target_for("sm_90", 2)
 EPSILON = np.float32(1e-5)
 
 
-def forward(problem, arrays: Arrays, built, geometry=None, offset=0) -> dict[str, np.ndarray]:
+def forward(
+    problem, arrays: Arrays, built, geometry=None, offset=0, epsilon=EPSILON
+) -> dict[str, np.ndarray]:
     shape, rows = arrays.x.shape, arrays.x.shape[:1]
     results = {"y": blank(shape, problem.x, offset)}
     results |= {"h": blank(shape, problem.x, offset)} if problem.add else {}
@@ -29,7 +31,7 @@ def forward(problem, arrays: Arrays, built, geometry=None, offset=0) -> dict[str
         built,
         [operand for operand in operands if operand is not None],
         list(results.values()),
-        [np.int64(rows[0]), EPSILON],
+        [np.int64(rows[0]), epsilon],
     )
     return results
 
