@@ -1,37 +1,13 @@
 """Whole programs on a GPU: export, the persistent cache, a mocked topology, the demo."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import shardops as so
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def run(script: str, *arguments: str, **environment: str) -> str:
-    """Runs a program on the GPU; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, *(["-c", script] if script else []), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": _python_path(), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
-def _python_path() -> str:
-    return os.pathsep.join(path for path in sys.path if path)
+from tests.gpu.programs import run
 
 
 def block(x, gamma, weight):
