@@ -27,15 +27,24 @@ SHAPES = [(256, 384), (3, 1376), (2, 3, 160), (1, 1), (0, 64)]
 @each_recipe
 def test_quantize_gives_the_bits_of_the_reference(rng, name):
     """Every role and shape, layouts and dtypes in turn: whole blocks, broken ones, one element."""
+    xs, quantizers = [], []
     for n, shape in enumerate([*SHAPES, *SHAPES[:3]]):
-        role = ROLES[n % 3]
         dtype, layout = (*cases.DTYPES.values(),)[n // 2 % 3], ("both", *LAYOUTS)[n % 4]
-        quantizer = RECIPES[name].quantizer(role, layout)
-        x = jnp.asarray(wide_range(rng, shape, dtype))
-        got, want = so.quantize(x, quantizer).detach(), by_reference(x, quantizer)
-        assert jax.tree.structure(got) == jax.tree.structure(want), (layout, shape)
-        assert bits(got) == bits(want), (layout, shape, dtype)
-        assert (got.shape, got.ndim, got.dtype) == (shape, len(shape), dtype)
+        xs.append(wide_range(rng, shape, dtype))
+        quantizers.append(RECIPES[name].quantizer(ROLES[n % 3], layout))
+
+    def every(quantize):  # one program for all, which compiles faster than one for each
+        return jax.jit(lambda xs, qs: [quantize(*call) for call in zip(xs, qs, strict=True)])(
+            xs, quantizers
+        )
+
+    for x, quantizer, got, want in zip(
+        xs, quantizers, every(so.quantize), every(by_reference), strict=True
+    ):
+        got, what = got.detach(), (quantizer.layout, x.shape, x.dtype)
+        assert jax.tree.structure(got) == jax.tree.structure(want), what
+        assert bits(got) == bits(want), what
+        assert (got.shape, got.ndim, got.dtype) == (x.shape, x.ndim, x.dtype)
 
 
 @each_recipe
