@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format gpu bench bench-multi tune collectives exhaustive test-versions clean
+.PHONY: help demo test check docs format gpu sanitize bench bench-multi tune roofline collectives exhaustive test-versions clean
 
 VENV ?= .venv
 export PYTHON SYSTEM_PACKAGES VENV
@@ -60,7 +60,10 @@ gpu: $(GPU_READY) ## the tests that need GPUs, then the record of what they saw
 	JAX_PLATFORMS=cuda,cpu $(RUN) -m pytest -p no:benchmark tests/multi_gpu
 	$(RUN) tests/gpu/record.py
 
-bench: $(GPU_READY) ## time the kernels beside XLA on this GPU
+sanitize: $(GPU_READY) ## small launches of every kernel under compute-sanitizer, on this GPU
+	PYTHON=$(RUN) scripts/sanitize.sh
+
+bench: $(GPU_READY) ## time the kernels beside XLA and PyTorch on this GPU, and what the host does
 	$(RUN) benchmarks/bench.py
 
 bench-multi: $(GPU_READY) ## time sharded products over this host's GPUs, beside XLA's partitioning
@@ -68,6 +71,12 @@ bench-multi: $(GPU_READY) ## time sharded products over this host's GPUs, beside
 
 tune: $(GPU_READY) ## time launch shapes of the norms on this GPU; its cache keeps the best
 	$(RUN) benchmarks/tune.py --table "$$($(RUN) -c 'from shardops import config; print(config.get().cache_dir / "tuned")')"
+
+roofline: $(GPU_READY) ## time norms and softmax over row lengths on this GPU, and draw the picture in docs
+	mkdir -p out
+	$(RUN) benchmarks/tune.py --limit 0 --json out/norms.json
+	$(RUN) benchmarks/softmax_times.py --json out/softmax.json
+	$(RUN) benchmarks/roofline.py out/norms.json out/softmax.json
 
 collectives: $(TEST_READY) ## what everyday layouts move, into docs/collectives.md
 	$(RUN) -m benchmarks.collectives

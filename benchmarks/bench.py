@@ -1,45 +1,55 @@
-"""Times the kernels beside XLA's own code for the same mathematics, in one run on this machine.
+"""Times the kernels beside XLA's code for the same mathematics and PyTorch's, on this machine.
 
-    python benchmarks/bench.py [--only norms|gemm] [--json FILE]
+    python benchmarks/bench.py [--only norms|softmax|gemm|overheads] [--json FILE]
 
 A time is the time of the op's kernels in a profile of back-to-back calls (kernel_time.py); the gaps
-between kernels and the host's time do not count.
+between kernels and the host's time do not count: they are overheads.py's, printed last.
 
-floor = the bytes that must move (inputs once, outputs once) / the copy bandwidth of this run.
-XLA = the jnp reference under jit, GEMM: jnp.matmul. Prints tables for docs/measured.md.
+floor = the bytes that must move (inputs as far as they are seen, once, outputs once) / the copy
+bandwidth of this run. XLA = the jnp reference under jit, GEMM: jnp.matmul. torch = its own op
+(torch_times.py), where there is one. Prints tables for docs/measured.md.
 Without a GPU it runs tiny shapes on the reference path: a smoke test, not a measurement.
 """
 
 import argparse
 import json
+import math
 import pathlib
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import shardops as so
 from kernel_time import microseconds
-from shardops.primitives import norm_local
+from shardops.primitives import norm_local, softmax_local
 
 NORM_SHAPES = (
     (16384, 1024), (16384, 2048), (16384, 4096), (8192, 8192),
     (8192, 5120), (8192, 7168), (4096, 12288), (8192, 3000),
 )  # fmt: skip
+SOFTMAX_SHAPES = (
+    ("plain", (64, 2048, 2048)), ("plain", (128, 1024, 1024)),
+    ("causal", (4, 16, 2048, 2048)), ("causal", (8, 16, 1024, 1024)),
+    ("masked", (4, 16, 2048, 2048)), ("masked", (8, 16, 1024, 1024)),
+)  # fmt: skip
 GEMM_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 14336, 4096), (8192, 4096, 14336))
 TINY_NORMS, TINY_GEMMS = ((64, 96),), ((64, 96, 32),)
+TINY_SOFTMAX = tuple((kind, (2, 2, 8, 24)) for kind in ("plain", "causal", "masked"))
+SECTIONS = ("norms", "softmax", "gemm", "overheads")
 SETS = 4  # copies of the op, each with its own arrays
 EPSILON = 1e-6
+SCALE = 0.125
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: microseconds of one op."""
+    """One line of a table: microseconds of one op; None where nothing of the kind was timed."""
 
     op: str
     dtype: str
@@ -47,45 +57,68 @@ class Row:
     floor: float
     shardops: float
     xla: float
+    torch: float | None = None
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("norms", "gemm"))
+    parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument(
         "--json", type=pathlib.Path, metavar="FILE", help="also write the rows here"
     )
     options = parser.parse_args(arguments)
+    wanted = SECTIONS if options.only is None else (options.only,)
     device = jax.devices()[0]
     on_gpu = device.platform == "gpu"
     print(f"{device.device_kind}, jax {jax.__version__}, {time.strftime('%Y-%m-%d')}")
     if not on_gpu:
         print("A CPU run: tiny shapes, reference path. These times say nothing about the kernels.")
+    norms = NORM_SHAPES if on_gpu else TINY_NORMS
+    softmaxes = SOFTMAX_SHAPES if on_gpu else TINY_SOFTMAX
+    torch_times = {}
+    if on_gpu and {"norms", "softmax"} & {*wanted}:
+        torch_times = torch_microseconds(
+            norms if "norms" in wanted else (), softmaxes if "softmax" in wanted else ()
+        )
     bandwidth = copy_bandwidth(2**30 if on_gpu else 2**20)
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s\n")
-    norms, gemms = [], []
-    if options.only != "gemm":
-        norms = [
-            row
-            for shape in (NORM_SHAPES if on_gpu else TINY_NORMS)
-            for row in norm_rows(*shape, bandwidth)
-        ]
-        print_norms(norms)
-    if options.only != "norms":
-        gemms = [
-            row for shape in (GEMM_SHAPES if on_gpu else TINY_GEMMS) for row in gemm_rows(*shape)
-        ]
-        print_gemms(gemms)
+    facts = {
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "copy_bytes_per_second": bandwidth,
+    }
+    if "norms" in wanted:
+        found = [row for shape in norms for row in norm_rows(*shape, bandwidth, torch_times)]
+        facts["norms"] = print_ops(found)
+    if "softmax" in wanted:
+        found = [row for each in softmaxes for row in softmax_rows(*each, bandwidth, torch_times)]
+        facts["softmax"] = print_ops(found)
+    if "gemm" in wanted:
+        shapes = GEMM_SHAPES if on_gpu else TINY_GEMMS
+        facts["gemm"] = print_gemms([row for shape in shapes for row in gemm_rows(*shape)])
+    if "overheads" in wanted and on_gpu:
+        import overheads
+
+        facts["overheads"] = overheads.print_rows(overheads.measured(overheads.LENGTHS))
     if options.json:
-        facts = {
-            "device": device.device_kind,
-            "jax": jax.__version__,
-            "copy_bytes_per_second": bandwidth,
-            "norms": [asdict(row) for row in norms],
-            "gemm": [asdict(row) for row in gemms],
-        }
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
     return 0
+
+
+def torch_microseconds(norms: Sequence, softmaxes: Sequence) -> dict[str, float]:
+    """PyTorch's times by op and shape; says why where there are none."""
+    script = pathlib.Path(__file__).with_name("torch_times.py")
+    asked = json.dumps({"norms": norms, "softmax": softmaxes})
+    done = subprocess.run(
+        [sys.executable, str(script)], input=asked, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        print(f"torch: no times ({reason})")
+        return {}
+    found = json.loads(done.stdout)
+    print(f"torch {found['version']}")
+    return found["microseconds"]
 
 
 def copy_bandwidth(size: int) -> float:
@@ -95,12 +128,14 @@ def copy_bandwidth(size: int) -> float:
     return 2 * size / time * 1e6
 
 
-def norm_rows(rows: int, cols: int, bandwidth: float) -> list[Row]:
+def norm_rows(
+    rows: int, cols: int, bandwidth: float, torch_times: dict[str, float]
+) -> Iterator[Row]:
     """Forward, backward and backward with a residual's cotangent, of both norms."""
     draw = partial(jax.random.normal, shape=(rows, cols), dtype=jnp.bfloat16)
     sets = [[draw(jax.random.key(3 * s + i)) for i in range(3)] for s in range(SETS)]
     gamma, beta = jnp.ones(cols, jnp.bfloat16), jnp.zeros(cols, jnp.bfloat16)
-    found = []
+    timed = partial(_timed, shape=(rows, cols), bandwidth=bandwidth, torch_times=torch_times)
     for kind, name in (("rms", "rms_norm"), ("layer", "layer_norm")):
         statics = {"kind": kind, "beta": kind == "layer", "zero_centered_gamma": False}
         shift = (beta,) if kind == "layer" else ()
@@ -108,25 +143,74 @@ def norm_rows(rows: int, cols: int, bandwidth: float) -> list[Row]:
         reference = partial(norm_local.forward_reference, **forward)
         kernel = partial(norm_local.local_forward, kernel=True, **forward)
         statistics_of = [jax.jit(reference)(x, gamma, *shift)[1:] for x, _, _ in sets]
-        variants = {
-            "forward": (reference, kernel, [(x, gamma, *shift) for x, _, _ in sets], 2),
-        }
+        operands = [(x, gamma, *shift) for x, _, _ in sets]
+        yield timed(f"{name} forward", kernel, reference, operands, moved=2 * rows * cols * 2)
         for residual in (False, True):
             backward = {**statics, "residual": residual}
-            variants["backward, add" if residual else "backward"] = (
-                partial(norm_local.backward_reference, **backward),
+            yield timed(
+                f"{name} backward, add" if residual else f"{name} backward",
                 partial(norm_local.local_backward, kernel=True, **backward),
+                partial(norm_local.backward_reference, **backward),
                 [
                     (dy, x, gamma, *of_rows, *((dh,) if residual else ()))
                     for (x, dy, dh), of_rows in zip(sets, statistics_of, strict=True)
                 ],
-                3 + residual,
+                moved=(3 + residual) * rows * cols * 2,
             )
-        for variant, (xla, ours, arrays, moves) in variants.items():
-            floor = moves * rows * cols * 2 / bandwidth * 1e6
-            times = (microseconds(ours, arrays), microseconds(xla, arrays))
-            found.append(Row(f"{name} {variant}", "bfloat16", (rows, cols), floor, *times))
-    return found
+
+
+def softmax_rows(
+    kind: str, shape: tuple[int, ...], bandwidth: float, torch_times: dict[str, float]
+) -> Iterator[Row]:
+    """Forward and backward. The mask is one for all heads; its backward is that without a mask."""
+    draw = partial(jax.random.normal, shape=shape, dtype=jnp.bfloat16)
+    timed = partial(_timed, shape=shape, bandwidth=bandwidth, torch_times=torch_times)
+    *batch, queries, keys = shape
+    pairs = sum(min(q + 1, keys) for q in range(queries)) if kind == "causal" else queries * keys
+    seen, all_of = 2 * math.prod(batch) * pairs, 2 * math.prod(shape)  # bytes
+    masks = ()
+    if kind == "masked":
+        masks = (jax.random.uniform(jax.random.key(99), (shape[0], 1, queries, keys)) < 0.3,)
+    statics = {"scale": SCALE, "diagonal": 0 if kind == "causal" else None, "first": False}
+    forward = {**statics, "mask": bool(masks)}
+    yield timed(
+        f"softmax {kind} forward",
+        partial(softmax_local.local_forward, kernel=True, **forward),
+        partial(softmax_local.forward_reference, **forward),
+        [(draw(jax.random.key(s)), *masks) for s in range(SETS)],
+        moved=seen + all_of + sum(mask.size for mask in masks),
+    )
+    if masks:
+        return
+    yield timed(
+        f"softmax {kind} backward",
+        partial(softmax_local.local_backward, kernel=True, **statics),
+        partial(softmax_local.backward_reference, **statics),
+        [(draw(jax.random.key(2 * s)), draw(jax.random.key(2 * s + 1))) for s in range(SETS)],
+        moved=2 * seen + all_of,
+    )
+
+
+def _timed(
+    op: str,
+    ours: Callable[..., object],
+    xla: Callable[..., object],
+    operands: Sequence[Sequence[jax.Array]],
+    *,
+    moved: int,
+    shape: tuple[int, ...],
+    bandwidth: float,
+    torch_times: dict[str, float],
+) -> Row:
+    return Row(
+        op,
+        "bfloat16",
+        shape,
+        moved / bandwidth * 1e6,
+        microseconds(ours, operands),
+        microseconds(xla, operands),
+        torch_times.get(f"{op} {[*shape]}"),
+    )
 
 
 def gemm_rows(m: int, n: int, k: int) -> list[Row]:
@@ -147,23 +231,28 @@ def gemm_rows(m: int, n: int, k: int) -> list[Row]:
     ]
 
 
-def print_norms(rows: Sequence[Row]) -> None:
-    print("| op | dtype | shape | floor µs | shardops µs (fraction) | XLA µs (fraction) |")
-    print("|---|---|---|---|---|---|")
+def print_ops(rows: Sequence[Row]) -> list[dict]:
+    """Prints what is bound by memory. Returns the rows as data."""
+    print("| op | dtype | shape | floor µs | shardops µs (fraction) | XLA µs | torch µs |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
-        times = " | ".join(f"{t:.1f} ({row.floor / t:.2f})" for t in (row.shardops, row.xla))
-        print(f"| {row.op} | {row.dtype} | {_shape(row)} | {row.floor:.1f} | {times} |")
+        times = (row.shardops, row.xla, row.torch)
+        cells = ("–" if t is None else f"{t:.1f} ({row.floor / t:.2f})" for t in times)
+        print(f"| {row.op} | {row.dtype} | {_shape(row)} | {row.floor:.1f} | {' | '.join(cells)} |")
     print()
+    return [asdict(row) for row in rows]
 
 
-def print_gemms(rows: Sequence[Row]) -> None:
+def print_gemms(rows: Sequence[Row]) -> list[dict]:
+    """Likewise, by the rate of operations."""
     print("| dtype | m×n×k | epilogue | shardops TFLOP/s | XLA TFLOP/s |")
     print("|---|---|---|---|---|")
     for row in rows:
-        operations = 2 * np.prod(row.shape)
+        operations = 2 * math.prod(row.shape)
         rates = " | ".join(f"{operations / t / 1e6:.1f}" for t in (row.shardops, row.xla))
         print(f"| {row.dtype} | {_shape(row)} | {row.op} | {rates} |")
     print()
+    return [asdict(row) for row in rows]
 
 
 def _shape(row: Row) -> str:

@@ -1,0 +1,64 @@
+"""What a fresh process pays, as JSON on standard output: run by overheads.py.
+
+    python benchmarks/first_call.py rms_norm|jnp     one jitted function, its first call in parts
+    python benchmarks/first_call.py cold <KERNELS    each kernel, NVRTC loaded before
+    python benchmarks/first_call.py disk <KERNELS    each kernel
+
+JAX, its GPU and the arguments are there before the clock starts.
+"""
+
+import itertools
+import json
+import sys
+import time
+from typing import Any
+
+from shardops.kernels import compile
+
+
+def main(what: str) -> int:
+    if what in ("cold", "disk"):
+        facts = each_kernel(json.load(sys.stdin), what == "cold")
+    else:
+        facts = first_call(what)
+    json.dump(facts | {"counts": vars(compile.counts)}, sys.stdout)
+    return 0
+
+
+def first_call(op: str) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+
+    import shardops as so
+    from overheads import jnp_rms_norm
+
+    x = jax.random.normal(jax.random.key(0), (8192, 4096), jnp.bfloat16)
+    gamma = jnp.ones(4096, jnp.bfloat16)
+    jax.block_until_ready((x + x, gamma))
+    times = [time.perf_counter()]
+    lowered = jax.jit(so.rms_norm if op == "rms_norm" else jnp_rms_norm).lower(x, gamma)
+    times.append(time.perf_counter())
+    compiled = lowered.compile()
+    times.append(time.perf_counter())
+    compiled(x, gamma).block_until_ready()
+    times.append(time.perf_counter())
+    parts = [after - before for before, after in itertools.pairwise(times)]
+    return {"first call": sum(parts), **dict(zip(("lower", "XLA", "run"), parts, strict=True))}
+
+
+def each_kernel(asked: dict[str, Any], load: bool) -> dict[str, Any]:
+    start = time.perf_counter()
+    if load:
+        compile.check_arch(asked["arch"])
+    loading = time.perf_counter() - start
+    seconds = []
+    for file, name, constants in asked["kernels"]:
+        pairs = tuple((macro, value) for macro, value in constants)
+        start = time.perf_counter()
+        compile.cubin(file, name, pairs, asked["arch"])
+        seconds.append(time.perf_counter() - start)
+    return {"loading": loading, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
