@@ -34,6 +34,7 @@ from tune import LENGTHS
 
 BYTES = 128 << 20  # of x, in bfloat16
 CHAINS = (24, 72)  # ops; what is outside the chain cancels in the difference
+CHAIN_RUNS = 5
 CHAIN_SHAPE = (8, 1024)
 PROCESSES = 3  # of which a first call is the median
 
@@ -120,6 +121,8 @@ def first_calls(folder: str) -> list[Row]:
 def in_fresh_process(what: str, folder: str, text: str = "") -> dict[str, Any]:
     script = pathlib.Path(__file__).with_name("first_call.py")
     environment = os.environ | {
+        "PYTHONDONTWRITEBYTECODE": "",  # an installed package has its bytecode
+        "PYTHONPYCACHEPREFIX": folder,
         "SHARDOPS_CACHE_DIR": folder,
         "CUDA_CACHE_DISABLE": "1",  # NVRTC's own
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # this process has the memory
@@ -156,15 +159,21 @@ def _added_by_one(what: str, op: Callable[..., jax.Array], x: jax.Array, gamma: 
         return jax.jit(run)
 
     short, long = (chain(length) for length in CHAINS)
-    walls: list[list[float]] = [[], []]
-    for turn in range(220):
-        for run, times in zip((short, long), walls, strict=True):
-            start = time.perf_counter()
-            run(x, gamma).block_until_ready()
-            if turn >= 20:
-                times.append(time.perf_counter() - start)
-    added = [(b - a) / (CHAINS[1] - CHAINS[0]) * 1e3 for a, b in zip(*walls, strict=True)]
+    added = []
+    for turn in range(CHAIN_RUNS + 1):  # the first compiles
+        walls = [_median_wall(run, x, gamma) for run in (short, long)]
+        if turn > 0:
+            added.append((walls[1] - walls[0]) / (CHAINS[1] - CHAINS[0]) * 1e3)
     return row(what, added, "µs")
+
+
+def _median_wall(run: Callable[..., jax.Array], x: jax.Array, gamma: jax.Array) -> float:
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        run(x, gamma).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def row(what: str, seconds: Sequence[float], unit: str = "ms") -> Row:
