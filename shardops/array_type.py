@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardops.rules.spec import Axes, Spec, only, to_partition_spec, to_spec
+from shardops.rules.spec import Axes, Spec, axes_in, only, to_partition_spec, to_spec
 
 
 def mesh_of(*arrays: jax.Array) -> AbstractMesh:
@@ -98,6 +98,18 @@ def constrain(
 def laid_out(array: jax.Array, spec: Spec) -> jax.Array:
     """`array` resharded to `spec` on Explicit axes; as it is on others."""
     return array if explicit_spec(array) is None else resharded(array, mesh_of(array), spec)
+
+
+def beside(array: jax.Array, term: jax.Array | None) -> jax.Array | None:
+    """A term to be added to `array`, of as many dims, laid out as that is on Explicit axes; along a
+    first dim that the term brings, as it is itself."""
+    spec = explicit_spec(array)
+    own = None if term is None else explicit_spec(term)
+    if term is None or spec is None or own is None:
+        return term
+    first = spec[0] if array.shape[0] > 1 else tuple(a for a in own[0] if a not in axes_in(spec))
+    there = zip(term.shape, (first, *spec[1:]), strict=True)
+    return laid_out(term, tuple(() if n == 1 else axes for n, axes in there))
 
 
 def resharded(array: jax.Array, mesh: AbstractMesh, spec: Spec, unreduced: Axes = ()) -> jax.Array:

@@ -1,6 +1,8 @@
 """Steps of a plan on the shards of one device, as explicit collectives."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from math import prod
 
@@ -76,7 +78,7 @@ def _summed(x: jax.Array, over_the_mesh: Callable[[jax.Array], jax.Array]) -> ja
 def _ends_the_process(x: jax.Array) -> bool:
     """Whether a sum of x over the mesh would, on a CPU."""
     mesh = jax.sharding.get_abstract_mesh()
-    return x.dtype.itemsize == 2 and bool(mesh.manual_axes and mesh.auto_axes)
+    return x.dtype.itemsize == 2 and 0 < len(mesh.manual_axes) < len(mesh.axis_names)
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
@@ -112,12 +114,26 @@ def _settled(x: jax.Array, step: Step) -> jax.Array:
     return jax.lax.psum(jnp.where(first, x, jnp.zeros_like(x)), axes)
 
 
-def in_mesh_order(axes: Axes) -> Axes:
-    """Axes in the order of the mesh that is mapped: a permute takes no other."""
-    # Private: there is no public way to ask, and inside the partitioner's callback no mesh is set.
-    from jax._src.core import get_axis_env
+# Where no mesh is set, as in the partitioner's callback: the axes of the one that is mapped.
+_mapped: ContextVar[Axes | None] = ContextVar("axes of the mapped mesh", default=None)
 
-    order = list(get_axis_env().axis_sizes)
+
+@contextmanager
+def mapped_over(axes: Axes) -> Iterator[None]:
+    """What runs in here is mapped over a mesh of these axes, in their order."""
+    before = _mapped.set(axes)
+    try:
+        yield
+    finally:
+        _mapped.reset(before)
+
+
+def in_mesh_order(axes: Axes) -> Axes:
+    """Axes in the order of the mesh that is mapped: a permute takes no other.
+
+    JAX's own record of the axes in scope has no order: of two equal ones it keeps the first.
+    """
+    order = _mapped.get() or jax.sharding.get_abstract_mesh().axis_names
     return tuple(sorted(axes, key=order.index))
 
 

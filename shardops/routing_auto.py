@@ -14,6 +14,7 @@ from jax._src.config import _check_vma  # private: see `lower`
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
+from shardops.moving import mapped_over
 from shardops.op import Arrays, Op, bare
 from shardops.placing import arrive, placed
 from shardops.recording import Record, record, token
@@ -80,7 +81,7 @@ def _partitioned(
             # An Explicit ambient mesh would put a sharding into the reducer of a psum, and an
             # eager shard_map would have it check what varies over a mesh that is not here.
             plain = (_check_vma(False), jax.sharding.use_abstract_mesh(_NO_MESH))
-            with plain[0], plain[1], jax.named_scope(op.scope):
+            with plain[0], plain[1], mapped_over(full.axis_names), jax.named_scope(op.scope):
                 arrived = arrive(op, operands[:count], placement)
                 return op.local(placement.plan, arrived, bare)
 

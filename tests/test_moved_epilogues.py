@@ -101,3 +101,77 @@ def test_moved_epilogues(operands, activation) -> None:
     out, cotangents = (program(*arrays) for program in both)
     for g, w in zip([out, *cotangents], want, strict=True):
         np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=1e-4, atol=1e-5)
+
+
+def received(program) -> float:
+    return sum(map(hlo.received_bytes, hlo.collectives(program)))
+
+
+def test_an_added_array_is_met_on_the_way(mesh, rng) -> None:
+    """A sum ends scattered where `add` lies, takes it in, and is gathered: `add` does not move."""
+    host = [np.float32(rng.standard_normal(s)) for s in ((48, 32), (32, 48), (48, 48))]
+    specs = ((None, "tp"), (None, None), ("tp", None))
+    x, w, add = (meshes.place(mesh, a, *spec) for a, spec in zip(host, specs, strict=True))
+    f = lambda x, w, add: so.gemm(x, w, add=add, out_sharding=P(None, None))  # noqa: E731
+    program = jax.jit(f).lower(x, w, add).compile()
+    np.testing.assert_allclose(program(x, w, add), host[0] @ host[1] + host[2], atol=1e-4)
+    # x over tp, or the partial sum, and the result; all of add would be 4 * 48 * 48 * 3 / 4 more.
+    assert received(program) <= 4 * 48 * 48 * 3 / 4 + 4 * 48 * 48 * 3 / 4
+
+
+def test_a_result_that_moves_unsummed_moves_in_its_own_dtype(explicit_mesh, rng) -> None:
+    """`precise_accumulation` widens sums alone."""
+    x = meshes.place(explicit_mesh, jnp.ones((ROWS, DIM), jnp.bfloat16), "tp", None)
+    w = meshes.place(explicit_mesh, jnp.ones((DIM, DIM), jnp.bfloat16), None, None)
+    add = meshes.place(explicit_mesh, jnp.ones((ROWS, DIM), jnp.bfloat16), None, "tp")
+    f = partial(so.gemm, out_sharding=P(None, "tp"), precise_accumulation=True)
+    text = jax.jit(lambda x, w, add: f(x, w, add=add)).lower(x, w, add).as_text()
+    [line] = [line for line in text.splitlines() if "all_to_all" in line]
+    assert "bf16" in line
+    assert "f32" not in line
+
+
+def test_a_bias_does_not_shard_the_product(auto_mesh, rng) -> None:
+    x = meshes.place(auto_mesh, np.ones((ROWS, DIM), np.float32), "dp", None)
+    w, bias = (meshes.place(auto_mesh, np.ones(s, np.float32), *spec) for s, spec in (
+        ((DIM, DIM), (None, None)), ((DIM,), ("tp",))))  # fmt: skip
+    program = jax.jit(lambda x, w, b: so.gemm(x, w, bias=b)).lower(x, w, bias).compile()
+    assert hlo.summary(program) == {"all-gather": (1, 4 * DIM)}
+
+
+def test_a_quantised_product_whose_result_moves(mesh, rng) -> None:
+    host = np.float32(rng.standard_normal((ROWS, DIM)))
+    x = so.quantize(meshes.place(mesh, host, "tp", None), so.recipes.CurrentScaling().quantizer())
+    w, bias, add = (np.float32(rng.standard_normal(s)) for s in ((DIM, DIM), (DIM,), (ROWS, DIM)))
+    got = so.gemm(
+        x,
+        meshes.place(mesh, w, None, None),
+        bias=meshes.place(mesh, bias, None),
+        add=meshes.place(mesh, add, "tp", None),
+        out_sharding=P(None, None),
+    )
+    want = np.asarray(x.dequantize(), np.float64) @ w + bias + add
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bias_axis", ["dp", "tp"])
+@pytest.mark.parametrize("wanted", [None, P("dp", None), P(None, "tp")], ids=str)
+def test_vmap_over_a_bias_or_an_added_array(mesh, rng, bias_axis, wanted) -> None:
+    """Terms that lie otherwise than the product are laid out as it is."""
+    x, w, bias, add = (
+        np.float32(rng.standard_normal(s)) for s in ((3, 16, 8), (8, 16), (3, 16), (3, 16, 16))
+    )
+    placed = (
+        meshes.place(mesh, x, None, "dp", None),
+        meshes.place(mesh, bias, None, bias_axis),
+        meshes.place(mesh, add, None, "tp", None),
+    )
+    at = meshes.place(mesh, w, None, None)
+
+    @jax.jit
+    def f(x, bias, add):
+        one = lambda x, b, a: so.gemm(x, at, bias=b, add=a, out_sharding=wanted)  # noqa: E731
+        return jax.vmap(one)(x, bias, add)
+
+    want = np.einsum("bmk,kn->bmn", x, w) + bias[:, None] + add
+    np.testing.assert_allclose(f(*placed), want, rtol=1e-4, atol=1e-4)

@@ -38,6 +38,20 @@ def test_partial_sums_of_16_bits_on_a_mixed_mesh(rng, dtype, kind, axis):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_gradients_of_16_bits_in_a_partly_manual_region(rng, kind, dtype):
+    """The weight is the same along the manual axis: its gradient is summed over that."""
+    x, w = (rng.standard_normal(s).astype(dtype) for s in ((M, K), (K, N)))
+    with meshes.entered(kind) as mesh:
+        f = jax.shard_map(so.gemm, in_specs=(P("dp"), P()), out_specs=P("dp"), axis_names={"dp"})
+        placed = meshes.place(mesh, x, "dp"), meshes.place(mesh, w)
+        loss = lambda x, w: jnp.sum(f(x, w).astype(jnp.float32))  # noqa: E731
+        slope = jax.jit(jax.grad(loss, 1))(*placed)
+    want = np.broadcast_to(x.astype(np.float64).sum(0)[:, None], (K, N))
+    assert_shards_close(slope, want, reduced=M, roundings=8)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_partial_sums_of_16_bits_in_a_partly_manual_region(rng, dtype):
     x, w = (rng.standard_normal(s).astype(dtype) for s in ((M, K), (K, N)))
     want = x.astype(np.float64) @ w.astype(np.float64)

@@ -20,9 +20,6 @@ from shardops.primitives.row_sum import row_sum
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.spec import Spec
 
-# Before 0.12 the partitioner takes a constraint of one result of an op and gathers the other twice.
-_CONSTRAINS_EACH_RESULT = jax.__version_info__ >= (0, 12)
-
 Dims = tuple[int, ...]
 OutSharding = PartitionSpec | Literal["cheapest"] | None
 
@@ -155,10 +152,12 @@ def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: A
     types = tuple(None if a is None else array_type.Type.of(a) for a in (bias, add))
     if op.activation is None:
         return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
-    each = _CONSTRAINS_EACH_RESULT or wanted is None or not array_type.mesh_of(lhs).auto_axes
-    both = partial(_with_pre_activation, replace(op, save=True)) if each else partial(_apart, op)
-    out, pre = both(wanted, lhs, rhs, bias, add)
-    pre = _as_result(op, wanted, pre)
+    if wanted is not None and array_type.mesh_of(lhs).auto_axes:
+        # Asked of two results of an op, the partitioner moves them one by one.
+        out, pre = _apart(op, wanted, lhs, rhs, bias, add)
+    else:
+        save = replace(op, save=True)
+        out, pre = _with_pre_activation(save, wanted, lhs, rhs, bias, add)
     return out, (lhs, rhs, pre, types)
 
 
@@ -197,7 +196,7 @@ _compiled_scaled = compiled(scaled_product)
 
 
 def _as_result(op: GemmOp, wanted: Spec | None, array: jax.Array) -> jax.Array:
-    """An array like the result, sharded as was asked of that: Auto axes do not know it is."""
+    """An array like the result, sharded as was asked of that: Auto axes do not know that it is."""
     return array if wanted is None else array_type.constrain(array, wanted, op.open_dims)
 
 

@@ -13,7 +13,7 @@ from shardops.op import Arrays, AxisSizes, Call, Inner, Itemsizes, Placement, Sh
 from shardops.primitives.local import local_primitive
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
-from shardops.rules.moves import move
+from shardops.rules.gemm_finish import Addend, finish_where_cheapest
 from shardops.rules.shardy import gemm_factors
 from shardops.rules.spec import Axes, Spec, among, divisible
 
@@ -70,30 +70,33 @@ class GemmOp:
         asked: Spec | Literal["cheapest"] | None = "cheapest" if self.cheapest else None
         for want in call.wanted[::-1]:
             asked = asked if want is None else want
-        planned = self.plan(call.shapes, call.specs, call.sizes, asked, call.itemsizes, blocks)
-        if planned.after_finish:
-            ways = (planned, planned.finished_late)
-            planned = min(ways, key=lambda way: self._bytes_to_finish(way, call))
+
+        def plan_to(asked: Spec | Literal["cheapest"] | None) -> GemmPlan:
+            return self.plan(call.shapes, call.specs, call.sizes, asked, call.itemsizes, blocks)
+
+        planned = plan_to(asked)
+        bias, add = self._addends(call)
+        if bias or add:
+            shape, size = self.dims(call.shapes).out_shape, jnp.dtype(self.out_dtype).itemsize
+            planned = finish_where_cheapest(planned, shape, call.sizes, size, bias, add, plan_to)
+        extra = ((planned.bias,) if bias else ()) + ((planned.finished,) if add else ())
         return Placement(
-            (planned.lhs, planned.rhs, *self._at_finish(planned)),
+            (planned.lhs, planned.rhs, *extra),
             (planned.out,) * (1 + self.save),
             planned,
             planned.of("out"),
             unreduced=(planned.unreduced, *((),) * self.save),
         )
 
-    def _at_finish(self, plan: GemmPlan) -> tuple[Spec, ...]:
-        """Where bias and `add` are added."""
-        return ((plan.bias,) if self.bias else ()) + ((plan.finished,) if self.add else ())
-
-    def _bytes_to_finish(self, plan: GemmPlan, call: Call) -> float:
-        """What bias and `add` move to where they are added."""
-        lying = zip(call.shapes[2:], call.specs[2:], call.itemsizes[2:], strict=True)
-        return sum(
-            step.bytes
-            for (shape, spec, size), need in zip(lying, self._at_finish(plan), strict=True)
-            for step in move(shape, divisible(shape, spec, call.sizes), need, call.sizes, size)
+    def _addends(self, call: Call) -> tuple[Addend | None, Addend | None]:
+        """Bias and `add` as they are offered."""
+        lying = (
+            Addend(shape, divisible(shape, spec, call.sizes), size)
+            for shape, spec, size in zip(
+                call.shapes[2:], call.specs[2:], call.itemsizes[2:], strict=True
+            )
         )
+        return (next(lying) if self.bias else None), (next(lying) if self.add else None)
 
     def plan(
         self,
@@ -133,10 +136,12 @@ class GemmOp:
         if not plan.before_finish:
             return inner(self, *arrays)
         # A sum over the mesh comes first: bias and activation may enter once only.
-        dtype = "float32" if self.precise else self.out_dtype
-        bare = replace(self.bare, out_dtype=dtype)
-        (partial,) = inner(bare, *arrays[:2])
-        total = carry_out(partial, plan.before_finish)
+        sums, moves = plan.summing, plan.before_finish[len(plan.summing) :]
+        dtype = "float32" if self.precise and sums else self.out_dtype
+        (total,) = inner(replace(self.bare, out_dtype=dtype), *arrays[:2])
+        total = carry_out(total, sums)
+        if moves:
+            total = carry_out(total.astype(self.out_dtype), moves)
         return self._finish(total, *self._optional(arrays))
 
     def vmapped(
@@ -150,7 +155,7 @@ class GemmOp:
         bias_batched = self.bias and batched[2]
         n_batch, n_lhs = len(self.batch[0]), lhs.ndim - len(self.contracting[0] + self.batch[0])
         if not (by_lhs or by_rhs) or (bias_batched and by_lhs):
-            return self._batch_apart(batched, arrays)
+            return self._batch_apart(batched, arrays, wanted[:1])
         new = 0 if by_lhs and by_rhs else n_batch if by_lhs else n_batch + n_lhs
         op = replace(
             self,
@@ -176,15 +181,16 @@ class GemmOp:
         )
         return tuple(jnp.moveaxis(r, new, 0) for r in routing.run(op, operands, asked))
 
-    def _batch_apart(self, batched: Sequence[bool], arrays: Arrays) -> tuple[jax.Array, ...]:
+    def _batch_apart(
+        self, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+    ) -> tuple[jax.Array, ...]:
         """Where bias or `add` alone bring the new dim: the product apart, the rest on top of it."""
         bare = self.bare
         operands = arrays[:2]
-        nothing: Wanted = (None,)
         if any(batched[:2]):
-            (out,) = bare.vmapped(0, batched[:2], operands, nothing)
+            (out,) = bare.vmapped(0, batched[:2], operands, wanted)
         else:
-            out = routing.run(bare, operands, nothing)[0][None]
+            out = routing.run(bare, operands, wanted)[0][None]
         bias, add = self._optional(arrays)
         if bias is not None:
             stretch = out.ndim - bias.ndim + (0 if batched[2] else -1)
@@ -192,7 +198,7 @@ class GemmOp:
             bias = bias.reshape(*lead, *(1,) * stretch, *bias.shape[int(batched[2]) :])
         if add is not None and not batched[-1]:
             add = add[None]
-        return self._finish(out, bias, add)
+        return self._finish(out, *(array_type.beside(out, term) for term in (bias, add)))
 
     def _optional(self, arrays: Arrays) -> tuple[jax.Array | None, jax.Array | None]:
         rest = iter(arrays[2:])

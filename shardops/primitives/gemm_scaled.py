@@ -78,15 +78,15 @@ class ScaledGemmOp:
         return list(each[:n]), list(each[n:m]), each[m:]
 
     def place(self, call: Call) -> Placement:
-        lhs, rhs, _ = self._sides(call.shapes)
-        lhs_spec, rhs_spec, _ = self._sides(call.specs)
-        bytes_each = self._sides(call.itemsizes)
+        lhs, rhs, others = self._sides(call.shapes)
+        lhs_spec, rhs_spec, specs = self._sides(call.specs)
+        of_lhs, of_rhs, itemsizes = self._sides(call.itemsizes)
         product = Call(
-            (lhs[0], rhs[0]),
-            (lhs_spec[0], rhs_spec[0]),
+            (lhs[0], rhs[0], *others),
+            (lhs_spec[0], rhs_spec[0], *specs),
             call.sizes,
             call.wanted,
-            (bytes_each[0][0], bytes_each[1][0]),
+            (of_lhs[0], of_rhs[0], *itemsizes),
         )
         blocks = (self.lhs and self.lhs.block, self.rhs and self.rhs.block)
         placed = self.product.place(product, blocks)

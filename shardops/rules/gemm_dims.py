@@ -84,7 +84,7 @@ class GemmPlan:
     lhs: Spec  # where the operands lie in the local product
     rhs: Spec
     partial: Spec  # the local product, before the sums over the mesh
-    finished: Spec  # where bias, activation and rounding come: after the last sum, or `late`
+    finished: Spec  # where bias, activation and rounding come in
     out: Spec  # the result
     steps: tuple[Step, ...]  # of "lhs", "rhs" and "out", each in order
     flops: float  # operations of one device
@@ -94,14 +94,20 @@ class GemmPlan:
     bias: Spec = ()  # of a bias over the rhs's free dims, where it is added
     lhs_scale: Spec | None = None  # block scales follow the operand; None: one replicated scale
     rhs_scale: Spec | None = None
-    late: bool = False  # whether `finished` is `out`
+    finish_after: int | None = None  # steps of "out" before `finished`; None: up to the last sum
 
-    @property
     def finished_late(self) -> "GemmPlan":
         """The same moves, with bias and activation where the result ends."""
-        return replace(
-            self, finished=self.out, bias=self.out[len(self.out) - len(self.bias) :], late=True
-        )
+        return self._finished_at(self.out, self.steps)
+
+    def finished_on_the_way(self, to: Spec, moves: tuple[Step, ...]) -> "GemmPlan":
+        """With bias and activation where this plan ends; `moves` take the result on `to` there."""
+        return replace(self._finished_at(self.out, self.steps + moves), out=to)
+
+    def _finished_at(self, finished: Spec, steps: tuple[Step, ...]) -> "GemmPlan":
+        bias = finished[len(finished) - len(self.bias) :]
+        after = len(self.of("out"))
+        return replace(self, finished=finished, bias=bias, steps=steps, finish_after=after)
 
     @property
     def operands(self) -> tuple[Spec, Spec]:
@@ -117,13 +123,16 @@ class GemmPlan:
         return tuple(s for s in self.steps if s.array == array)
 
     @property
-    def before_finish(self) -> tuple[Step, ...]:
-        """The result's steps before bias and activation: up to its last sum, or all."""
+    def summing(self) -> tuple[Step, ...]:
+        """The result's steps up to its last sum."""
         steps = self.of("out")
-        if self.late:
-            return steps
         sums = [n for n, s in enumerate(steps) if s.sums]
         return steps[: sums[-1] + 1] if sums else ()
+
+    @property
+    def before_finish(self) -> tuple[Step, ...]:
+        """The result's steps before bias and activation."""
+        return self.summing if self.finish_after is None else self.of("out")[: self.finish_after]
 
     @property
     def after_finish(self) -> tuple[Step, ...]:

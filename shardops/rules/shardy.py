@@ -12,7 +12,10 @@ Factors = list[list[str]]
 
 
 def gemm_factors(dims: GemmDims, *, bias: bool, add: bool, results: int) -> tuple[Factors, Factors]:
-    """Factor names of operands and results: `b0 l0 k0, b0 k0 r0, r0 -> b0 l0 r0` and the like."""
+    """Factor names of operands and results: `b0 l0 k0, b0 k0 r0 -> b0 l0 r0` and the like.
+
+    A bias has factors of its own: it is little, and its sharding is no reason to move a product.
+    """
     lhs = [f"l{i}" for i in range(len(dims.lhs_shape))]
     rhs = [f"r{j}" for j in range(len(dims.rhs_shape))]
     for n, (i, j) in enumerate(zip(dims.lhs_k, dims.rhs_k, strict=True)):
@@ -22,7 +25,7 @@ def gemm_factors(dims: GemmDims, *, bias: bool, add: bool, results: int) -> tupl
     out = list(dims.to_out(lhs, rhs))
     operands = [lhs, rhs]
     if bias:
-        operands.append([rhs[j] for j in dims.rhs_free])
+        operands.append([f"c{j}" for j in dims.rhs_free])
     if add:
         operands.append(out)
     return operands, [out] * results
