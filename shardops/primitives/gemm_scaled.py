@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import routing
+from shardops.kernels.gemm_scaled_plan import ScaledPlan
 from shardops.op import (
     Arrays,
     Call,
@@ -18,7 +19,12 @@ from shardops.op import (
     with_derivative,
 )
 from shardops.primitives.gemm_op import GemmOp
-from shardops.primitives.gemm_scaled_local import Scaled, dequantized, local_scaled_gemm
+from shardops.primitives.gemm_scaled_local import (
+    Scaled,
+    dequantized,
+    local_plan,
+    local_scaled_gemm,
+)
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.gemm_dims import GemmPlan
 from shardops.rules.scales import scale_spec
@@ -52,6 +58,14 @@ class ScaledGemmOp:
             *("rhs scales",) * (self.rhs is not None),
             *rest,
         )
+
+    def local_plan(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], arch: str
+    ) -> ScaledPlan:
+        """How one device's share runs on a GPU; `shapes` and `dtypes` of lhs and rhs there."""
+        product = self.product
+        sides = (self.lhs, self.rhs)
+        return local_plan(sides, shapes, dtypes, product.contracting, product.batch, arch)
 
     def _sides(self, each: Sequence[Any]) -> tuple[list[Any], list[Any], Sequence[Any]]:
         """What belongs to lhs (data, scales), to rhs, and to the other operands."""

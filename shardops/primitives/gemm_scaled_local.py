@@ -125,7 +125,7 @@ def scaled_gemm_kernel(
     if not plan.exact:
         wide = dequantized(lhs, a), dequantized(rhs, b)
         return kernels.gemm(*wide, bias_array, add_array, **dims, **after)
-    x, w = _in_bfloat16(lhs, a), _in_bfloat16(rhs, b)
+    x, w = in_bfloat16(lhs, a), in_bfloat16(rhs, b)
     factors = [x[1] for side, x in ((lhs, a), (rhs, b)) if side is not None and side.block is None]
     if not factors:
         return kernels.gemm(x, w, bias_array, add_array, **dims, **after)
@@ -135,7 +135,7 @@ def scaled_gemm_kernel(
     return kernels.finish(z, bias_array, add_array, epilogue, jnp.dtype(out_dtype))
 
 
-def _in_bfloat16(side: Scaled | None, arrays: Sequence[jax.Array]) -> jax.Array:
+def in_bfloat16(side: Scaled | None, arrays: Sequence[jax.Array]) -> jax.Array:
     """The values, or without the scale of a tensor, which is applied to the result."""
     if side is None or side.block is None:
         return arrays[0].astype(jnp.bfloat16)

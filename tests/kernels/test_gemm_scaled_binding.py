@@ -1,13 +1,22 @@
 """Products of ScaledArrays as they lower for a GPU, run on XLA:CPU and a stand-in cuBLASLt."""
 
-import re
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from shardops.kernels.target import target_for, use_target
-from tests.kernels.scaled_calls import BLOCK, CURRENT, E5M2, LENGTH, MX, PAIRS, ScaledCall
+from tests.kernels.scaled_calls import (
+    BLOCK,
+    CURRENT,
+    E5M2,
+    LENGTH,
+    MX,
+    PAIRS,
+    ScaledCall,
+    attribute,
+    holds_no_dequantised_array,
+    runs_in_fp8,
+)
 
 OUTS = ("float32", "bfloat16", "float16")
 SIZES = {"m": 36, "n": 144, "k": 640, "b": 3, "s": 12, "h": 256}
@@ -18,37 +27,6 @@ BLOCKS = [("k", "nk"), ("k", "k"), ("mk", "k")]
 def _hopper():
     with use_target(target_for("sm_90", 132)):
         yield
-
-
-def calls(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "@shardops_gemm" in line]
-
-
-def attribute(text: str, name: str) -> int:
-    (call,) = calls(text)
-    return int(re.search(rf"\b{name} = (-?\d+) : i64", call)[1])
-
-
-def runs_in_fp8(call: ScaledCall, formats: tuple[str, str] = PAIRS[0]) -> str:
-    """Checks values and types; returns the program."""
-    call.check()
-    text = call.text()
-    codes = {"float8_e4m3fn": 28, "float8_e5m2": 29}
-    assert attribute(text, "type") == codes[formats[0]]
-    assert attribute(text, "type_b") == codes[formats[1]]
-    assert (attribute(text, "transa") if "transa" in text else 0, attribute(text, "transb")) == (
-        0,
-        1,
-    )
-    return text
-
-
-def holds_no_dequantised_array(text: str, *shapes: tuple[int, ...]) -> None:
-    for shape in shapes:
-        dims = "x".join(map(str, shape))
-        assert f"tensor<{dims}xf8E4M3FN>" in text
-        for wide in ("f32", "bf16", "f16"):
-            assert f"tensor<{dims}x{wide}>" not in text
 
 
 @pytest.mark.parametrize("formats", PAIRS)
