@@ -137,7 +137,7 @@ def _unsupported(lhs: Side, rhs: Side, arch: int) -> str | None:
     if lhs.kind != rhs.kind:
         return f"lhs has {_SCALES[lhs.kind]}, rhs has {_SCALES[rhs.kind]}"
     if lhs.dtype == rhs.dtype == E5M2:
-        return "tensor cores multiply no E5M2 by E5M2"
+        return "cuBLASLt multiplies no E5M2 by E5M2"
     if arch < 89:
         return f"sm_{arch} has no FP8 tensor cores"
     if lhs.kind == "block_128" and arch != 90:
