@@ -1,7 +1,9 @@
 """Products of ScaledArrays as they lower for a GPU, run on XLA:CPU and a stand-in cuBLASLt."""
 
+import threading
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from shardops.kernels.target import target_for, use_target
@@ -165,3 +167,26 @@ def test_mxfp8_on_sm_100(core, rng, monkeypatch, formats, m, n, k) -> None:
         text = runs_in_fp8(call, formats)
     assert (attribute(text, "scale_a"), attribute(text, "scale_b")) == (4, 4)
     assert attribute(text, "k") % 32 == 0
+
+
+def test_each_thread_keeps_its_own_scales(core, rng, monkeypatch) -> None:
+    """Addresses of scales are in the library's descriptors: one that is shared would mix them."""
+    monkeypatch.setenv("FAKE_CUBLASLT_SLEEP_US", "500")
+    call = ScaledCall(rng, "mk,nk", {"m": 16, "n": 16, "k": 32}, CURRENT, out="float32")
+    x, sx, w, sw = call.operands
+    compiled = call.function.lower(x, sx, w, sw).compile()  # the target is this thread's alone
+    once = np.asarray(compiled(x, sx, w, sw)[0])
+    scales = [sx * 2.0**power for power in range(8)]
+    right = []
+
+    def work(power: int) -> None:
+        for _ in range(20):
+            got = np.asarray(compiled(x, scales[power], w, sw)[0])
+            right.append(np.array_equal(got, once * 2.0**power))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 160
