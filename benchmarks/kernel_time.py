@@ -31,12 +31,12 @@ def microseconds(op: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) ->
             for _ in range(calls):
                 results = step(sets)
             jax.block_until_ready(results)
-        kernels = _kernels(pathlib.Path(folder))
+        kernels = kernel_durations(pathlib.Path(folder))
     ops = calls * len(sets)
     return sum(statistics.median(times) * round(len(times) / ops, 2) for times in kernels.values())
 
 
-def _kernels(folder: pathlib.Path) -> dict[str, list[float]]:
+def kernel_durations(folder: pathlib.Path) -> dict[str, list[float]]:
     """Microseconds of each run of each kernel and copy on the device's streams, by name."""
     [profile] = folder.rglob("*.xplane.pb")
     found: dict[str, list[float]] = defaultdict(list)

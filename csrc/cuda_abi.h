@@ -2,7 +2,8 @@
 //
 // The extension needs nothing else of CUDA, so it builds on a machine that has none.
 // tests/cpp/abi_check.cc proves every value, size, offset and signature against the official
-// headers where those exist. All of it has been the same since CUDA 12.0.
+// headers where those exist. All of it has been the same since CUDA 12.0, but for scale modes,
+// which came with cuBLAS 12.8 and, for blocks of 128, 12.9: an older library refuses the attribute.
 #ifndef SHARDOPS_CSRC_CUDA_ABI_H_
 #define SHARDOPS_CSRC_CUDA_ABI_H_
 
@@ -97,7 +98,7 @@ struct HeuristicResult {
   int reserved[4];
 };
 
-enum class Type : uint32_t { kF32 = 0, kF16 = 2, kBF16 = 14 };
+enum class Type : uint32_t { kF32 = 0, kF16 = 2, kBF16 = 14, kF8E4M3 = 28, kF8E5M2 = 29 };
 
 enum class Compute : uint32_t { kF32 = 68, kF32FastTF32 = 77 };
 
@@ -117,6 +118,20 @@ enum class DescAttr : uint32_t {
   kAuxLd = 12,           // int64
   kAuxBatchStride = 13,  // int64
   kSmCount = 15,         // int32
+  kAScalePointer = 17,   // pointer
+  kBScalePointer = 18,   // pointer
+  kFastAccum = 25,       // int8
+  kBiasType = 26,        // int32
+  kAScaleMode = 31,      // int32
+  kBScaleMode = 32,      // int32
+};
+
+// What one scale of an FP8 matrix covers.
+enum class Scale : uint32_t {
+  kTensor = 0,        // float32, the matrix
+  kVec32 = 2,         // E8M0, 32 elements along k
+  kVec128 = 4,        // float32, 128 elements along k
+  kBlock128x128 = 5,  // float32, 128 x 128 elements
 };
 
 // An epilogue is the sum of its parts, or kNone.

@@ -2,14 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace shardops {
-namespace {
-
-constexpr int kReadyDescs = 8;  // as many threads may launch before one must make its own
-
-}  // namespace
 
 GemmCounters gemm_counters;
 ffi::TypeId GemmPlan::id = {};
@@ -32,7 +26,7 @@ GemmPlan::~GemmPlan() {
 }
 
 void GemmPlan::ListSlots() {
-  const GemmType *in = FindGemmType(p_.type), *out = FindGemmType(p_.out_type);
+  const GemmType *out = FindGemmType(p_.out_type), *bias = FindGemmType(p_.bias_type);
   auto matrix = [&](const char* name, void* GemmBuffers::* member, const GemmType* type,
                     int64_t rows, int64_t cols, int64_t ld, int64_t stride) {
     const int64_t elements = (p_.batch - 1) * stride + (rows - 1) * ld + cols;
@@ -41,12 +35,22 @@ void GemmPlan::ListSlots() {
   auto result = [&](const char* name, void* GemmBuffers::* member) {
     return matrix(name, member, out, p_.m, p_.n, p_.n, p_.m * p_.n);
   };
-  operands_ = {matrix("lhs", &GemmBuffers::lhs, in, p_.transa ? p_.k : p_.m,
+  auto scales = [&](const char* name, void* GemmBuffers::* member, int64_t scale, int64_t rows) {
+    const auto mode = static_cast<ScaleMode>(scale);
+    if (mode == ScaleMode::kNone) return;
+    const GemmType* type =
+        mode == ScaleMode::kVec32 ? nullptr : FindGemmType(int64_t(lt::Type::kF32));
+    operands_.push_back({name, member, ScaleBytes(mode, rows, p_.k), type});
+  };
+  operands_ = {matrix("lhs", &GemmBuffers::lhs, FindGemmType(p_.type), p_.transa ? p_.k : p_.m,
                       p_.transa ? p_.m : p_.k, p_.lda, p_.stride_a),
-               matrix("rhs", &GemmBuffers::rhs, in, p_.transb ? p_.n : p_.k,
+               matrix("rhs", &GemmBuffers::rhs, FindGemmType(p_.type_b), p_.transb ? p_.n : p_.k,
                       p_.transb ? p_.k : p_.n, p_.ldb, p_.stride_b)};
+  scales("scale_a", &GemmBuffers::scale_a, p_.scale_a, p_.m);
+  scales("scale_b", &GemmBuffers::scale_b, p_.scale_b, p_.n);
   if (p_.bias) {
-    operands_.push_back({"bias", &GemmBuffers::bias, out->bytes * static_cast<size_t>(p_.n), out});
+    operands_.push_back(
+        {"bias", &GemmBuffers::bias, bias->bytes * static_cast<size_t>(p_.n), bias});
   }
   if (p_.add) operands_.push_back(result("add", &GemmBuffers::add));
   results_ = {result("out", &GemmBuffers::out)};
@@ -151,6 +155,8 @@ ffi::Error GemmPlan::Matmul(const Choice& choice, lt::Desc desc, const GemmBuffe
       s = blas().MatmulDescSetAttribute(desc, attr, &address, sizeof(address));
     }
   };
+  if (p_.scale_b) point(lt::DescAttr::kAScalePointer, b.scale_b);
+  if (p_.scale_a) point(lt::DescAttr::kBScalePointer, b.scale_a);
   if (p_.bias) point(lt::DescAttr::kBiasPointer, b.bias);
   if (p_.aux) point(lt::DescAttr::kAuxPointer, b.aux);
   const float alpha = 1.0f, beta = p_.add ? 1.0f : 0.0f;
@@ -185,96 +191,6 @@ ffi::ErrorOr<lt::Desc> GemmPlan::Take() {
 void GemmPlan::Give(lt::Desc desc) {
   std::lock_guard<std::mutex> lock(free_mutex_);
   free_.push_back(desc);
-}
-
-// --------------------------------------------------------------------------------- descriptors
-
-ffi::Error GemmPlan::NeedDescriptors() {
-  if (!made_) made_ = MakeDescriptors();
-  return *made_;
-}
-
-ffi::Error GemmPlan::MakeDescriptors() {
-  auto desc = MakeDesc();
-  if (!desc.has_value()) return desc.error();
-  desc_ = *desc;
-  for (int i = 0; HasPointers() && i < kReadyDescs; ++i) {
-    auto ready = MakeDesc();
-    if (!ready.has_value()) return ready.error();
-    Give(*ready);
-  }
-  const int64_t m = p_.m, n = p_.n, k = p_.k;
-  lt::Status s =
-      MakeLayout(rhs_, p_.type, p_.transb ? n : k, p_.transb ? k : n, p_.ldb, p_.stride_b);
-  if (s == lt::Status::kSuccess) {
-    s = MakeLayout(lhs_, p_.type, p_.transa ? k : m, p_.transa ? m : k, p_.lda, p_.stride_a);
-  }
-  if (s == lt::Status::kSuccess) s = MakeLayout(out_, p_.out_type, m, n, n, m * n);
-  if (s == lt::Status::kSuccess) s = MakePreference();
-  if (s == lt::Status::kSuccess) return ffi::Error::Success();
-  return Unsupported(kGemmOp, std::string("cuBLASLt refused a layout (") + blas().GetStatusName(s) +
-                                  ") of " + Describe(p_) + ".");
-}
-
-ffi::ErrorOr<lt::Desc> GemmPlan::MakeDesc() const {
-  lt::Desc d = nullptr;
-  lt::Status s = blas().MatmulDescCreate(&d, static_cast<lt::Compute>(p_.compute), lt::Type::kF32);
-  auto set = [&](lt::DescAttr attr, auto value) {
-    if (s == lt::Status::kSuccess)
-      s = blas().MatmulDescSetAttribute(d, attr, &value, sizeof(value));
-  };
-  const uint32_t epilogue = (p_.bias ? uint32_t(lt::Epilogue::kBias) : 0) +
-                            (p_.gelu ? uint32_t(lt::Epilogue::kGelu) : 0) +
-                            (p_.aux ? uint32_t(lt::Epilogue::kAux) : 0);
-  // The heuristic reads off an address whether there is one and how it is aligned.
-  void* aligned = reinterpret_cast<void*>(uintptr_t{4096});
-  set(lt::DescAttr::kTransA, p_.transb ? lt::Op::kT : lt::Op::kN);
-  set(lt::DescAttr::kTransB, p_.transa ? lt::Op::kT : lt::Op::kN);
-  if (epilogue) set(lt::DescAttr::kEpilogue, epilogue);
-  if (p_.bias) set(lt::DescAttr::kBiasPointer, aligned);
-  if (p_.aux) {
-    set(lt::DescAttr::kAuxPointer, aligned);
-    set(lt::DescAttr::kAuxLd, p_.n);
-    if (p_.batch > 1) set(lt::DescAttr::kAuxBatchStride, p_.m * p_.n);
-  }
-  if (p_.sm_count) set(lt::DescAttr::kSmCount, static_cast<int32_t>(p_.sm_count));
-  if (s == lt::Status::kSuccess) return d;
-  if (d) blas().MatmulDescDestroy(d);
-  return ffi::Unexpected(Unsupported(
-      kGemmOp, "cuBLASLt " + std::to_string(CublasLt::Get().version()) + " refused an attribute (" +
-                   blas().GetStatusName(s) + ") of " + Describe(p_) + "."));
-}
-
-// Row-major [rows, cols] is column-major [cols, rows] with the same leading dimension.
-lt::Status GemmPlan::MakeLayout(lt::Layout& layout, int64_t type, int64_t rows, int64_t cols,
-                                int64_t ld, int64_t stride) const {
-  lt::Status s = blas().MatrixLayoutCreate(&layout, static_cast<lt::Type>(type), cols, rows, ld);
-  if (p_.batch == 1 || s != lt::Status::kSuccess) return s;
-  const int32_t batch = static_cast<int32_t>(p_.batch);
-  s = blas().MatrixLayoutSetAttribute(layout, lt::LayoutAttr::kBatchCount, &batch, sizeof(batch));
-  if (s != lt::Status::kSuccess) return s;
-  return blas().MatrixLayoutSetAttribute(layout, lt::LayoutAttr::kBatchStride, &stride,
-                                         sizeof(stride));
-}
-
-lt::Status GemmPlan::MakePreference() {
-  lt::Status s = blas().MatmulPreferenceCreate(&preference_);
-  auto prefer = [&](lt::PrefAttr attr, auto value) {
-    if (s == lt::Status::kSuccess) {
-      s = blas().MatmulPreferenceSetAttribute(preference_, attr, &value, sizeof(value));
-    }
-  };
-  // An odd batch stride leaves the second matrix less aligned than the first.
-  const int64_t in = FindGemmType(p_.type)->bytes, out = FindGemmType(p_.out_type)->bytes;
-  auto alignment = [&](int64_t stride_bytes) {
-    return static_cast<uint32_t>(p_.batch > 1 ? std::gcd(p_.align, stride_bytes) : p_.align);
-  };
-  prefer(lt::PrefAttr::kMaxWorkspace, static_cast<uint64_t>(p_.workspace_bytes));
-  prefer(lt::PrefAttr::kMinAlignA, alignment(p_.stride_b * in));
-  prefer(lt::PrefAttr::kMinAlignB, alignment(p_.stride_a * in));
-  prefer(lt::PrefAttr::kMinAlignC, alignment(p_.m * p_.n * out));
-  prefer(lt::PrefAttr::kMinAlignD, alignment(p_.m * p_.n * out));
-  return s;
 }
 
 }  // namespace shardops

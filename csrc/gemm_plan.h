@@ -22,8 +22,8 @@ namespace shardops {
 
 // Addresses of one call.
 struct GemmBuffers {
-  void *lhs = nullptr, *rhs = nullptr, *bias = nullptr, *add = nullptr, *out = nullptr,
-       *aux = nullptr, *workspace = nullptr;
+  void *lhs = nullptr, *rhs = nullptr, *scale_a = nullptr, *scale_b = nullptr, *bias = nullptr,
+       *add = nullptr, *out = nullptr, *aux = nullptr, *workspace = nullptr;
 };
 
 // An operand or result that the plan expects.
@@ -71,7 +71,7 @@ class GemmPlan {
   explicit GemmPlan(const GemmProblem& problem) : p_(problem) {}
   void ListSlots();
 
-  bool HasPointers() const { return p_.bias || p_.aux; }
+  bool HasPointers() const { return p_.bias || p_.aux || p_.scale_a || p_.scale_b; }
   const lt::Functions& blas() const { return CublasLt::Get().functions(); }
   ffi::Error NeedDescriptors();  // holding mutex_
   ffi::Error MakeDescriptors();
@@ -84,8 +84,8 @@ class GemmPlan {
   ffi::Error Matmul(const Choice& choice, lt::Desc desc, const GemmBuffers& buffers,
                     cu::Stream stream) const;
 
-  // Addresses of bias and aux live in the descriptor, so a call that has any takes a descriptor
-  // of its own off a stack and puts it back after the launch; the library has read it by then.
+  // Addresses of scales, bias and aux live in the descriptor, so a call that has any takes one of
+  // its own off a stack and puts it back after the launch; the library has read it by then.
   ffi::ErrorOr<lt::Desc> Take();
   void Give(lt::Desc desc);
 

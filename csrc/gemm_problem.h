@@ -12,12 +12,26 @@ namespace shardops {
 
 constexpr char kGemmOp[] = "shardops_gemm";
 
+// What one scale of an 8-bit operand covers, and how the scales lie (C order; L = ceil(k / 128),
+// rows: m of lhs, n of rhs).
+enum class ScaleMode : int64_t {
+  kNone,      // none: 1
+  kTensor,    // float32 []
+  kVec128,    // float32 [L, rows]: 128 elements of a row; rows a multiple of 4
+  kBlock128,  // float32 [ceil(rows / 128), L rounded up to 4]: 128 x 128 elements; not of both
+  kVec32,     // E8M0 [ceil(rows / 128), L, 32, 4, 4]: 32 elements of a row; that of row r, block c
+              // is at [r / 128, c / 4, r % 32, r / 32 % 4, c % 4]
+};
+
 struct GemmProblem {
   int64_t m, n, k, batch;
   int64_t transa, transb;        // lhs is stored [k, m]; rhs is stored [n, k]
   int64_t lda, ldb;              // elements between rows as stored; 0: dense
   int64_t stride_a, stride_b;    // elements between batches; -1: dense
-  int64_t type, out_type;        // cudaDataType of both operands, and of out, add, bias and aux
+  int64_t type, type_b;          // cudaDataType of lhs and of rhs; -1: as lhs
+  int64_t out_type, bias_type;   // of out, add and aux; of bias, -1: as out
+  int64_t scale_a, scale_b;      // ScaleMode of lhs and of rhs, whose values are stored * scale
+  int64_t fast_accum;            // 8-bit operands: 1 to add up in the tensor cores' short format
   int64_t compute;               // cublasComputeType
   int64_t add, bias, gelu, aux;  // 1 where the epilogue has it
   int64_t sm_count;              // multiprocessors to use; 0: all
@@ -48,7 +62,12 @@ constexpr GemmField kGemmFields[] = {
     {"stride_a", &GemmProblem::stride_a, -1, -1, int64_t{1} << 40},
     {"stride_b", &GemmProblem::stride_b, -1, -1, int64_t{1} << 40},
     {"type", &GemmProblem::type, kRequired, 0, 255},
+    {"type_b", &GemmProblem::type_b, -1, -1, 255},
     {"out_type", &GemmProblem::out_type, kRequired, 0, 255},
+    {"bias_type", &GemmProblem::bias_type, -1, -1, 255},
+    {"scale_a", &GemmProblem::scale_a, 0, 0, int64_t(ScaleMode::kVec32)},
+    {"scale_b", &GemmProblem::scale_b, 0, 0, int64_t(ScaleMode::kVec32)},
+    {"fast_accum", &GemmProblem::fast_accum, 0, 0, 1},
     {"compute", &GemmProblem::compute, int64_t(lt::Compute::kF32), 0, 255},
     {"add", &GemmProblem::add, 0, 0, 1},
     {"bias", &GemmProblem::bias, 0, 0, 1},
@@ -69,6 +88,9 @@ struct GemmType {
 
 // Null where the library's code is none of the supported types.
 const GemmType* FindGemmType(int64_t code);
+
+// Bytes of the scales of an operand with so many rows.
+size_t ScaleBytes(ScaleMode mode, int64_t rows, int64_t k);
 
 GemmProblem DefaultGemmProblem();  // required members are 0
 

@@ -13,7 +13,7 @@ def epsilon(dtype) -> float:
     return float(info(dtype).eps)
 
 
-def tolerance(dtype, reduced: int, roundings: int = 1) -> float:
+def tolerance(dtype, reduced: int, roundings: float = 1) -> float:
     """Largest admissible error, relative to the largest value of the array.
 
     A sum of `reduced` terms of random sign in float32 makes a random walk of rounding errors: each
@@ -41,7 +41,7 @@ def error(got, want) -> float:
 
 
 def assert_close(
-    got, want, *, reduced: int, dtype=None, roundings: int = 1, what: str = ""
+    got, want, *, reduced: int, dtype=None, roundings: float = 1, what: str = ""
 ) -> None:
     """`got` is `want` but for rounding to `dtype`: that of `got` where none is given."""
     limit = tolerance(got.dtype if dtype is None else dtype, reduced, roundings)

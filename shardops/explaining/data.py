@@ -39,6 +39,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "microseconds": entry.microseconds,
         "product_microseconds": entry.product_microseconds,
         "reason": entry.reason,
+        "computed": entry.computed,
         "plain_xla": None
         if plain is None
         else {

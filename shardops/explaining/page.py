@@ -60,6 +60,8 @@ def _overview(report: Report) -> Iterator[str]:
 def _section(number: int, entry: Entry) -> Iterator[str]:
     yield f'<section id="op{number}"><h2>{number}. {escape(text.heading(entry))}</h2>\n'
     yield f"<p>{escape(entry.reason)}</p>\n"
+    if entry.computed is not None:
+        yield f"<p>computed {escape(entry.computed)}</p>\n"
     for operand in entry.operands:
         yield _figure(entry, operand)
     for result in entry.results:

@@ -8,6 +8,7 @@ from typing import Any
 from shardops import hlo
 from shardops.explaining import timing
 from shardops.explaining.compare import Plain, plain
+from shardops.explaining.computed import computed
 from shardops.explaining.names import Array, Dims, Names, names, result_shapes
 from shardops.explaining.products import Gradient, parts
 from shardops.explaining.reasons import reason
@@ -76,6 +77,11 @@ class Entry:
     def steps(self) -> tuple[Step, ...]:
         """All steps in order, those of the operands before the op's own."""
         return all_steps(self.record)
+
+    @property
+    def computed(self) -> str | None:
+        """In what arithmetic a product of quantised operands runs, and why; None of other ops."""
+        return computed(self.record)
 
     @property
     def bytes(self) -> float:

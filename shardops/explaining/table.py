@@ -22,6 +22,8 @@ def as_table(report: Report) -> Any:
         table.add_column(column, overflow="fold")
     for number, entry in enumerate(report.entries, 1):
         why = Text(entry.reason)
+        if entry.computed is not None:
+            why.append(f"\ncomputed {entry.computed}", style="dim")
         if (plain := text.xla(entry)) is not None:
             why.append(f"\nplain XLA: {plain}", style="dim")
         if entry.suggestion is not None:

@@ -122,6 +122,8 @@ def _rows(entry: Entry) -> Iterator[str]:
         yield f"   {'step':{width}}  {wording.step(step, entry.names)}: {moved}"
     yield f"   {'moves':{width}}  {total(entry)}"
     yield f"   {'why':{width}}  {entry.reason}"
+    if entry.computed is not None:
+        yield f"   {'computed':{width}}  {entry.computed}"
     if (plain := xla(entry)) is not None:
         yield f"   {'plain XLA':{width}}  {plain}"
     if entry.suggestion is not None:

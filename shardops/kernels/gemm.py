@@ -18,7 +18,14 @@ Epilogue = Literal["none", "bias", "gelu", "gelu_aux"]
 DimPair = tuple[tuple[int, ...], tuple[int, ...]]
 
 _TARGET_NAME = "shardops_gemm"
-_CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
+# cudaDataType
+CUDA_TYPES = {
+    "float32": 0,
+    "float16": 2,
+    "bfloat16": 14,
+    "float8_e4m3fn": 28,
+    "float8_e5m2": 29,
+}
 _COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType
 # What cuBLASLt may take. The algorithm it names says what it needs, often nothing.
 _WORKSPACE_LIMIT = 32 << 20
@@ -64,7 +71,7 @@ def gemm(
     bare = product.call(lhs, rhs, None, None, "none", jnp.dtype(jnp.float32))
     if bare is None:
         bare = (product.reference(lhs, rhs, (contracting, batch)),)
-    return _finish(bare[0], bias, add, epilogue, out_dtype)
+    return finish(bare[0], bias, add, epilogue, out_dtype)
 
 
 def _fuses(
@@ -89,7 +96,7 @@ def _fuses(
     return epilogue != "gelu_aux" or shape.n % _AUX_MULTIPLE == 0
 
 
-def _finish(
+def finish(
     z: jax.Array,
     bias: jax.Array | None,
     add: jax.Array | None,
@@ -121,34 +128,13 @@ class _Product:
         out_dtype: np.dtype,
     ) -> tuple[jax.Array, ...] | None:
         """The custom call's results; None where cuBLASLt has no algorithm for it."""
-        aux, gelu = epilogue == "gelu_aux", epilogue in ("gelu", "gelu_aux")
-        attributes = {
-            **self._matrices(lhs.dtype, out_dtype),
-            "add": int(add is not None),
-            "bias": int(bias is not None),
-            "gelu": int(gelu),
-            "aux": int(aux),
-        }
-        if config.get().sm_margin:
-            attributes["sm_count"] = current_target().sm_count  # the margin is taken off already
-        algorithm = _algorithm(attributes)
-        if algorithm is None:
-            return None
         operands = [self.layout.lhs.stored(lhs), self.layout.rhs.stored(rhs)]
+        result = jax.ShapeDtypeStruct(self.layout.result, out_dtype)
         if bias is not None:
-            operands.append(bias.astype(out_dtype))
-        if add is not None:
-            operands.append(add)
-        results = [jax.ShapeDtypeStruct(self.layout.result, out_dtype)] * (2 if aux else 1)
-        workspace = int(algorithm["workspace_bytes"])
-        scratch = jax.ShapeDtypeStruct((workspace + _WORKSPACE_ALIGN,), jnp.uint8)
-        outputs = jax.ffi.ffi_call(
-            _TARGET_NAME,
-            [*results, scratch] if workspace else results,
-            # A sum that is accumulated over calls stays in its place.
-            input_output_aliases={} if add is None else {len(operands) - 1: 0},
-        )(*operands, **{name: np.int64(value) for name, value in attributes.items()}, **algorithm)
-        return tuple(outputs[: len(results)])
+            bias = bias.astype(out_dtype)
+        return custom_call(
+            self._matrices(lhs.dtype, out_dtype), operands, bias, add, epilogue, result
+        )
 
     def _matrices(self, dtype: Any, out_dtype: np.dtype) -> dict[str, int]:
         shape = self.layout
@@ -163,8 +149,8 @@ class _Product:
             "ldb": shape.rhs.ld,
             "stride_a": shape.lhs.stride,
             "stride_b": shape.rhs.stride,
-            "type": _CUDA_TYPES[jnp.dtype(dtype).name],
-            "out_type": _CUDA_TYPES[out_dtype.name],
+            "type": CUDA_TYPES[jnp.dtype(dtype).name],
+            "out_type": CUDA_TYPES[out_dtype.name],
             "compute": _COMPUTE_TF32 if self.tf32 and dtype == jnp.float32 else _COMPUTE_F32,
         }
 
@@ -176,6 +162,58 @@ class _Product:
         return jax.lax.dot_general(
             lhs, rhs, dimension_numbers, precision=exact, preferred_element_type=jnp.float32
         )
+
+
+def custom_call(
+    matrices: dict[str, int],
+    operands: Sequence[jax.Array],
+    bias: jax.Array | None,
+    add: jax.Array | None,
+    epilogue: Epilogue,
+    result: jax.ShapeDtypeStruct,
+    layouts: Sequence[Sequence[int] | None] | None = None,
+) -> tuple[jax.Array, ...] | None:
+    """One call of the handler; None where cuBLASLt has no algorithm for it.
+
+    Args:
+      matrices: the attributes that say what is multiplied, as csrc/gemm_problem.h names them.
+      operands: lhs, rhs and their scales, as the handler wants them.
+      bias: in the dtype that the library takes.
+      add: in the dtype of the result.
+      layouts: of `operands`, where they are not row-major.
+    Returns: out, and aux for "gelu_aux".
+    """
+    aux, gelu = epilogue == "gelu_aux", epilogue in ("gelu", "gelu_aux")
+    attributes = {
+        **matrices,
+        "add": int(add is not None),
+        "bias": int(bias is not None),
+        "gelu": int(gelu),
+        "aux": int(aux),
+    }
+    if config.get().sm_margin:
+        attributes["sm_count"] = current_target().sm_count  # the margin is taken off already
+    algorithm = _algorithm(attributes)
+    if algorithm is None:
+        return None
+    extra = [a for a in (bias, add) if a is not None]
+    results = [result] * (2 if aux else 1)
+    workspace = int(algorithm["workspace_bytes"])
+    scratch = jax.ShapeDtypeStruct((workspace + _WORKSPACE_ALIGN,), jnp.uint8)
+    count = len(operands) + len(extra)
+    outputs = jax.ffi.ffi_call(
+        _TARGET_NAME,
+        [*results, scratch] if workspace else results,
+        # A sum that is accumulated over calls stays in its place.
+        input_output_aliases={} if add is None else {count - 1: 0},
+        input_layouts=None if layouts is None else [*layouts, *(None for _ in extra)],
+    )(
+        *operands,
+        *extra,
+        **{name: np.int64(value) for name, value in attributes.items()},
+        **algorithm,
+    )
+    return tuple(outputs[: len(results)])
 
 
 def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:

@@ -15,7 +15,13 @@ from shardops.op import compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_grad import operand_cotangents
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
-from shardops.primitives.gemm_scaled import Scaled, ScaledGemmOp, plain_arrays, scaled_product
+from shardops.primitives.gemm_scaled import (
+    ScaledGemmOp,
+    along_contraction,
+    plain_arrays,
+    scaled_product,
+)
+from shardops.primitives.gemm_scaled_local import Scaled
 from shardops.primitives.row_sum import row_sum
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.spec import Spec
@@ -48,8 +54,8 @@ def gemm(
 
     Args:
       lhs, rhs: float32 | bfloat16 | float16; of two dtypes, the operands are promoted as by jnp.
-        Or ScaledArrays: dequantised in float32, shard by shard (a reference path, without a
-        derivative); what moves are the 8-bit data and their scales.
+        Or ScaledArrays, without a derivative so far: multiplied in 8 bits where the GPU can, else
+        dequantised shard by shard; what moves are the 8-bit data and their scales.
       contracting_dims: the contracted dims of lhs and of rhs, paired in order; any number, order
         and place. Negative dims count from the end.
       batch_dims: dims of lhs and of rhs that are batch-like (batch, or sequence in data
@@ -112,6 +118,7 @@ def product(
 ) -> jax.Array:
     """Run a checked product, its result sharded as `out_sharding` says."""
     out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
+    op, lhs, rhs = along_contraction(op, lhs, rhs)
     arrays = plain_arrays(lhs, rhs)
     wanted = check.out_sharding(op.name, out_sharding, out_shape, array_type.mesh_of(*arrays))
     after = {"bias": bias, "activation": op.activation, "add": add}

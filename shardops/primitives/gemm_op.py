@@ -1,6 +1,6 @@
 """The product as an op: its placement, its local share, its vmap rule, its reference and kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -122,7 +122,7 @@ class GemmOp:
 
     def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
         if plan is None:
-            return self._on_device(arrays)
+            return self.on_device(_local_gemm, arrays)
         if not (self.save and plan.after_finish):
             out, *saved = self._finished(plan, arrays, inner)
             return (carry_out(out, plan.after_finish), *saved)
@@ -220,10 +220,13 @@ class GemmOp:
         results = (out, z) if self.save else (out,)
         return tuple(r.astype(self.out_dtype) for r in results)
 
-    def _on_device(self, arrays: Arrays) -> tuple[jax.Array, ...]:
+    def on_device(
+        self, local: Callable[..., tuple[jax.Array, ...]], arrays: Arrays, **also: Any
+    ) -> tuple[jax.Array, ...]:
+        """The results by a local primitive."""
         epilogue = "gelu_aux" if self.save else "gelu"
         fused = self.activation == "gelu"
-        results = _local_gemm(
+        results = local(
             *arrays,
             contracting=self.contracting,
             batch=self.batch,
@@ -233,6 +236,7 @@ class GemmOp:
             out_dtype=self.out_dtype,
             precision=self.precision,
             kernel=self.kernel,
+            **also,
         )
         return results if fused else self._activate(results[0])
 

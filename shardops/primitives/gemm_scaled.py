@@ -1,14 +1,14 @@
-"""The product of quantised operands. A reference path: they are dequantised shard by shard."""
+"""The product of quantised operands as an op: scales lie and move as their operand does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from shardops import routing
+from shardops.kernels.gemm_scaled_plan import ScaledPlan
 from shardops.op import (
     Arrays,
     Call,
@@ -19,29 +19,17 @@ from shardops.op import (
     with_derivative,
 )
 from shardops.primitives.gemm_op import GemmOp
-from shardops.primitives.scaled import ScaledArray, ScalingMode
+from shardops.primitives.gemm_scaled_local import (
+    Scaled,
+    dequantized,
+    local_plan,
+    local_scaled_gemm,
+)
+from shardops.primitives.scaled import ScaledArray
 from shardops.rules.gemm_dims import GemmPlan
 from shardops.rules.scales import scale_spec
 from shardops.rules.shardy import gemm_factors
 from shardops.rules.spec import Spec
-
-Block = tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """What is static of a quantised operand."""
-
-    mode: ScalingMode
-    dtype: np.dtype[Any]
-    block: Block
-
-    @classmethod
-    def of(cls, operand: Any) -> "Scaled | None":
-        """None for an operand that is not quantised."""
-        if not isinstance(operand, ScaledArray) or operand.mode is ScalingMode.NONE:
-            return None
-        return cls(operand.mode, operand.dtype, operand.upright().block)
 
 
 @dataclass(frozen=True)
@@ -70,6 +58,14 @@ class ScaledGemmOp:
             *("rhs scales",) * (self.rhs is not None),
             *rest,
         )
+
+    def local_plan(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], arch: str
+    ) -> ScaledPlan:
+        """How one device's share runs on a GPU; `shapes` and `dtypes` of lhs and rhs there."""
+        product = self.product
+        sides = (self.lhs, self.rhs)
+        return local_plan(sides, shapes, dtypes, product.contracting, product.batch, arch)
 
     def _sides(self, each: Sequence[Any]) -> tuple[list[Any], list[Any], Sequence[Any]]:
         """What belongs to lhs (data, scales), to rhs, and to the other operands."""
@@ -117,9 +113,16 @@ class ScaledGemmOp:
         return [x, *of_lhs, w, *of_rhs, *rest], results
 
     def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
+        product = self.product
+        if plan is None:
+            statics = {"lhs": self.lhs, "rhs": self.rhs, "precise": product.precise}
+            return product.on_device(local_scaled_gemm, arrays, **statics)
         lhs, rhs, rest = self._sides(arrays)
-        both = [_dequantized(self.lhs, lhs), _dequantized(self.rhs, rhs)]
-        return self.product.local(plan, (*both, *rest), inner)
+
+        def scaled(op: Any, *given: jax.Array) -> tuple[jax.Array, ...]:
+            return inner(replace(self, product=op), *lhs, *rhs, *given[2:])
+
+        return product.local(plan, (lhs[0], rhs[0], *rest), scaled)
 
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
@@ -131,22 +134,13 @@ class ScaledGemmOp:
         for side, given, new in ((self.lhs, parts[0], flags[0]), (self.rhs, parts[1], flags[1])):
             axes = [0 if b else None for b in new]
             whole = (
-                jax.vmap(lambda *a, side=side: _dequantized(side, a), axes)(*given)
+                jax.vmap(lambda *a, side=side: dequantized(side, a), axes)(*given)
                 if any(new)
-                else _dequantized(side, given)
+                else dequantized(side, given)
             )
             both.append(whole)
             by.append(any(new))
         return self.product.vmapped(0, (*by, *flags[2]), (*both, *parts[2]), wanted)
-
-
-def _dequantized(side: Scaled | None, arrays: Sequence[jax.Array]) -> jax.Array:
-    """Exact: the product of an 8-bit number and a float32 scale, rounded to float32 once."""
-    if side is None:
-        return arrays[0].astype(jnp.float32)
-    data, scales = arrays
-    scaled = ScaledArray(data, scales, None, side.mode, side.dtype, side.block)
-    return scaled.dequantize(jnp.float32)
 
 
 @with_derivative
@@ -166,12 +160,40 @@ def _refuse(op: ScaledGemmOp, wanted: Spec | None, *arrays: jax.Array) -> Any:
 scaled_product.defvjp(_refuse, _refuse)
 
 
+def along_contraction(op: GemmOp, lhs: Any, rhs: Any) -> tuple[GemmOp, Any, Any]:
+    """The product with of each ScaledArray the part whose last dim is contracted, where it has it.
+
+    The part with the last dim in front serves a product that contracts the last of the others and
+    keeps the order of the free dims: there the last dim is the only free one.
+    """
+    sides = []
+    for i, operand in enumerate((lhs, rhs)):
+        contracting, batch, like = op.contracting[i], op.batch[i], op.batch_like[i]
+        if isinstance(operand, ScaledArray):
+            last = operand.ndim - 1
+            part = operand.transposed
+            if (
+                part is not None
+                and {*contracting, *batch} == {*range(last)}
+                and (last and last - 1 in contracting)
+            ):
+                operand = part
+                contracting, batch, like = (
+                    tuple((d + 1) % (last + 1) for d in dims) for dims in (contracting, batch, like)
+                )
+            else:
+                operand = operand.upright()
+        sides.append((operand, contracting, batch, like))
+    (lhs, *of_lhs), (rhs, *of_rhs) = sides
+    contracting, batch, like = zip(of_lhs, of_rhs, strict=True)
+    return replace(op, contracting=contracting, batch=batch, batch_like=like), lhs, rhs
+
+
 def plain_arrays(lhs: Any, rhs: Any) -> list[jax.Array]:
     """The arrays of two operands, each followed by its scales."""
     out: list[jax.Array] = []
     for operand in (lhs, rhs):
         if isinstance(operand, ScaledArray):
-            operand = operand.upright()
             out.append(jnp.asarray(operand.data))
             if operand.scale_inv is not None:
                 out.append(operand.scale_inv)

@@ -120,7 +120,7 @@ CHECK_VALUE(offsetof(lt::HeuristicResult, state), offsetof(Theirs, state));
 CHECK_VALUE(offsetof(lt::HeuristicResult, waves), offsetof(Theirs, wavesCount));
 CHECK_VALUE(offsetof(lt::HeuristicResult, reserved), offsetof(Theirs, reserved));
 // Passed to attributes by size.
-static_assert(sizeof(lt::Op) == 4 && sizeof(lt::Epilogue) == 4);
+static_assert(sizeof(lt::Op) == 4 && sizeof(lt::Epilogue) == 4 && sizeof(lt::Scale) == 4);
 static_assert(sizeof(lt::Type) == 4 && sizeof(cudaDataType_t) == 4);
 
 CHECK_VALUE(lt::Status::kSuccess, CUBLAS_STATUS_SUCCESS);
@@ -131,6 +131,8 @@ CHECK_VALUE(lt::Status::kNotSupported, CUBLAS_STATUS_NOT_SUPPORTED);
 CHECK_VALUE(lt::Type::kF32, CUDA_R_32F);
 CHECK_VALUE(lt::Type::kF16, CUDA_R_16F);
 CHECK_VALUE(lt::Type::kBF16, CUDA_R_16BF);
+CHECK_VALUE(lt::Type::kF8E4M3, CUDA_R_8F_E4M3);
+CHECK_VALUE(lt::Type::kF8E5M2, CUDA_R_8F_E5M2);
 
 CHECK_VALUE(lt::Compute::kF32, CUBLAS_COMPUTE_32F);
 CHECK_VALUE(lt::Compute::kF32FastTF32, CUBLAS_COMPUTE_32F_FAST_TF32);
@@ -149,6 +151,19 @@ CHECK_VALUE(lt::DescAttr::kAuxPointer, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER
 CHECK_VALUE(lt::DescAttr::kAuxLd, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 CHECK_VALUE(lt::DescAttr::kAuxBatchStride, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE);
 CHECK_VALUE(lt::DescAttr::kSmCount, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET);
+CHECK_VALUE(lt::DescAttr::kAScalePointer, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+CHECK_VALUE(lt::DescAttr::kBScalePointer, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+CHECK_VALUE(lt::DescAttr::kFastAccum, CUBLASLT_MATMUL_DESC_FAST_ACCUM);
+CHECK_VALUE(lt::DescAttr::kBiasType, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
+
+#if CUBLAS_VERSION >= 120900  // enumerators, which #ifdef cannot see
+CHECK_VALUE(lt::DescAttr::kAScaleMode, CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+CHECK_VALUE(lt::DescAttr::kBScaleMode, CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+CHECK_VALUE(lt::Scale::kTensor, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
+CHECK_VALUE(lt::Scale::kVec32, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
+CHECK_VALUE(lt::Scale::kVec128, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+CHECK_VALUE(lt::Scale::kBlock128x128, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+#endif
 
 // The parts of an epilogue add up to those that the library has.
 constexpr unsigned kBias = unsigned(lt::Epilogue::kBias), kGelu = unsigned(lt::Epilogue::kGelu),

@@ -12,7 +12,14 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "csrc"
 TESTS = ROOT / "tests" / "cpp"
 # What the tests of the classes need: the FFI handlers need XLA to be called.
-CLASSES = ("driver.cc", "kernel.cc", "cublaslt.cc", "gemm_problem.cc", "gemm_plan.cc")
+CLASSES = (
+    "driver.cc",
+    "kernel.cc",
+    "cublaslt.cc",
+    "gemm_problem.cc",
+    "gemm_plan.cc",
+    "gemm_descriptors.cc",
+)
 _JOBS = 2
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread")
 

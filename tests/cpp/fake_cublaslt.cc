@@ -2,7 +2,8 @@
 // documented behaviour alone. It is strict: what the documentation forbids is an error here. It
 // shows that the callers say what they mean to say, not that the real library understands it.
 //
-// FAKE_CUBLASLT_REFUSES=gelu makes it know no algorithm with GELU; =all, no algorithm at all.
+// FAKE_CUBLASLT_REFUSES=gelu makes it know no algorithm with GELU; =fp8, none for 8-bit operands;
+// =all, no algorithm at all.
 #include <unistd.h>
 
 #include <atomic>
@@ -108,6 +109,18 @@ Status cublasLtMatmulDescSetAttribute(lt::Desc desc, lt::DescAttr attr, const vo
       return Put(d.aux_stride, value, n);
     case lt::DescAttr::kSmCount:
       return Put(d.sm_count, value, n);
+    case lt::DescAttr::kAScalePointer:
+      return Put(d.a_scale, value, n);
+    case lt::DescAttr::kBScalePointer:
+      return Put(d.b_scale, value, n);
+    case lt::DescAttr::kFastAccum:
+      return Put(d.fast, value, n);
+    case lt::DescAttr::kBiasType:
+      return Put(d.bias_type, value, n);
+    case lt::DescAttr::kAScaleMode:
+      return Put(d.a_mode, value, n);
+    case lt::DescAttr::kBScaleMode:
+      return Put(d.b_mode, value, n);
   }
   return Bad("unknown descriptor attribute");
 }
@@ -194,7 +207,7 @@ Status cublasLtMatmul(lt::Handle handle, lt::Desc desc, const void* alpha, const
   if (uses > workspace_bytes) return Bad("workspace too small");
   if (uses && reinterpret_cast<uintptr_t>(workspace) % 256) return Bad("workspace alignment");
   if (uses) std::memset(workspace, 0xee, uses);
-  for (void* p : {d.bias, d.aux}) {
+  for (void* p : {d.bias, d.aux, d.a_scale, d.b_scale}) {
     if (p == reinterpret_cast<void*>(4096)) return Bad("placeholder pointer");
   }
   if (const char* pause = std::getenv("FAKE_CUBLASLT_SLEEP_US")) usleep(std::atoi(pause));

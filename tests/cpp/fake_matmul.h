@@ -11,7 +11,10 @@ struct FakeDesc {
   lt::Compute compute;
   int32_t transa = 0, transb = 0, sm_count = 0;
   uint32_t epilogue = uint32_t(lt::Epilogue::kNone);
-  void *bias = nullptr, *aux = nullptr;
+  void *bias = nullptr, *aux = nullptr, *a_scale = nullptr, *b_scale = nullptr;
+  lt::Scale a_mode = lt::Scale::kTensor, b_mode = lt::Scale::kTensor;
+  int32_t bias_type = -1;
+  int8_t fast = 0;
   int64_t aux_ld = 0, aux_stride = 0;
   std::atomic<int> users{0};  // detects a descriptor that is changed while it is in use
 };
@@ -25,7 +28,8 @@ struct FakeLayout {
 // Says why on stderr.
 lt::Status Bad(const char* why);
 
-// What the documentation allows, less what FAKE_CUBLASLT_REFUSES names.
+// What the documentation allows on a GPU of compute capability FAKE_CUBLASLT_SM (default 90), less
+// what FAKE_CUBLASLT_REFUSES names.
 lt::Status Supported(const FakeDesc& d, const FakeLayout& a, const FakeLayout& b,
                      const FakeLayout& c, const FakeLayout& o);
 

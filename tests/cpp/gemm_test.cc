@@ -8,33 +8,10 @@
 
 #include "check.h"
 #include "fake_cuda.h"
-#include "gemm_plan.h"
+#include "gemm_operands.h"
 
 namespace shardops {
 namespace {
-
-// Heap memory at an address that is 16 modulo 32: as aligned as XLA promises, no more.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes) : raw_(std::malloc(bytes + 64)) {
-    const auto start = (reinterpret_cast<uintptr_t>(raw_) + 31) / 32 * 32 + 16;
-    data = reinterpret_cast<void*>(start);
-  }
-  ~Buffer() { std::free(raw_); }
-  Buffer(const Buffer&) = delete;
-  float* floats() const { return static_cast<float*>(data); }
-
-  void* data;
-
- private:
-  void* raw_;
-};
-
-GemmProblem Problem(int64_t m, int64_t n, int64_t k) {
-  GemmProblem p = DefaultGemmProblem();
-  p.m = m, p.n = n, p.k = k;
-  return p;
-}
 
 double Gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -126,7 +103,22 @@ void TestErrors() {
            Case{message([](auto& p) { p.m = 0; }), "'m' is 0; expected 1 to 2147483647."},
            Case{message([](auto& p) { p.transa = 2; }), "'transa' is 2; expected 0 to 1."},
            Case{message([](auto& p) { p.lda = 7; }), "'lda' is 7; expected at least the row"},
-           Case{message([](auto& p) { p.type = 5; }), "'type' is 5; expected 0, 2 or 14."},
+           Case{message([](auto& p) { p.type = 5; }), "'type' is 5; expected 0, 2, 14, 28 or 29."},
+           Case{message([](auto& p) { p.out_type = 28; }), "'out_type' is 28; expected 0, 2 or 14"},
+           Case{message([](auto& p) { p.type_b = 28; }), "'type_b' is 28; expected that of 'type'"},
+           Case{message([](auto& p) { p.fast_accum = 1; }), "expected 0 without 8-bit operands."},
+           Case{message([](auto& p) { p.bias_type = 14; }),
+                "'bias_type' is 14; expected 'out_type'"},
+           Case{message([](auto& p) { p.type = 28, p.scale_a = 1, p.scale_b = 2; }),
+                "'scale_b' is 2; expected blocks of the same length as 'scale_a' (1)"},
+           Case{message([](auto& p) { p.type = 28, p.scale_a = 2, p.scale_b = 4; }),
+                "'scale_b' is 4; expected blocks"},
+           Case{message([](auto& p) { p.type = 28, p.scale_a = p.scale_b = 3; }),
+                "and not both of 128 x 128"},
+           Case{message([](auto& p) { p.type = 28, p.scale_a = p.scale_b = 2, p.batch = 2; }),
+                "'batch' is 2; expected 1 with scales of blocks"},
+           Case{message([](auto& p) { p.type = 28, p.scale_a = p.scale_b = 2, p.m = 6; }),
+                "'m' is 6; expected a multiple of 4"},
            Case{message([](auto& p) { p.compute = 1; }), "'compute' is 1; expected 68 or 77."},
            Case{message([](auto& p) { p.aux = 1; }), "'aux' is 1; expected 0 without gelu."},
            Case{message([](auto& p) { p.aux = p.gelu = 1, p.n = 9; }), "expected a multiple of 8"},
@@ -134,6 +126,8 @@ void TestErrors() {
        }) {
     CHECK(Contains(c.got, "shardops_gemm: attribute ") && Contains(c.got, c.want), c.got);
   }
+  const std::string scaled = message([](auto& p) { p.scale_a = 1; });
+  CHECK(Contains(scaled, "'scale_a', 'scale_b' are set; expected 0 without 8-bit"), scaled);
   auto plan = GemmPlan::Make(Problem(8, 8, 8));
   for (int device : {-1, 2, kMaxDevices}) {
     const std::string text = Message((*plan)->Prepare(device));

@@ -12,7 +12,8 @@ from tests.cpp import build
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 
-PROGRAMS = ("gemm_test", "launch_test")
+THREADED = ("gemm_test", "launch_test")
+PROGRAMS = (*THREADED, "gemm_scales_test")
 ADDRESS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREAD = ("-O1", "-g1", "-fsanitize=thread")
 OFFICIAL = "SHARDOPS_CUBLAS_INCLUDE"
@@ -64,7 +65,7 @@ def test_launch_without_a_driver(address_programs: dict[str, Path]) -> None:
 
 def test_threads_under_thread_sanitizer(tmp_path: Path) -> None:
     build.build_fakes(tmp_path, THREAD)
-    for program in build.build_programs(tmp_path, PROGRAMS, THREAD):
+    for program in build.build_programs(tmp_path, THREADED, THREAD):
         done = run(program, "threads")
         if "unexpected memory mapping" in done.stderr:
             pytest.skip("the thread sanitizer does not run on this kernel")

@@ -1,0 +1,45 @@
+"""In what arithmetic a product of quantised operands runs, as the report has it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardops as so
+from tests import meshes
+
+RECIPES = so.recipes
+
+
+@pytest.mark.parametrize(
+    "recipe, shape, said",
+    [
+        (RECIPES.CurrentScaling(), (64, 256), "on sm_90 FP8 tensor cores, one scale"),
+        (RECIPES.CurrentScaling(), (64, 120), "k is padded from 120 to 128"),
+        (RECIPES.Block128Scaling(), (64, 256), "on sm_90 FP8 tensor cores, scales of 128 elements"),
+        (RECIPES.MXFP8Scaling(), (64, 256), "sm_90 has no MXFP8 tensor cores, so in bfloat16"),
+    ],
+)
+def test_report_says_how_a_scaled_product_is_computed(recipe, shape, said):
+    """By its shard: 120 over two devices is gathered, 256 is not."""
+    with meshes.entered("explicit", {"tp": 2}) as mesh:
+        put = meshes.place
+
+        def quantised(x, role, layout):
+            return so.quantize(x, recipe.quantizer(role, layout=layout)).detach()
+
+        x = put(mesh, jnp.ones(shape), None, "tp")
+        w = put(mesh, jnp.ones((shape[1], 128)), "tp", None)
+        program = jax.jit(
+            lambda x, w: so.gemm(
+                quantised(x, "input", "rows"), quantised(w, "kernel", "both"), out_sharding=P()
+            )
+        )
+        report = so.explain(program, compare=False)(x, w)
+    product = report.entries[-1]
+    assert product.name == "gemm"
+    assert product.computed is not None
+    assert said in product.computed
+    assert said in str(report)
+    assert said in report.to_html()
+    assert [e.computed for e in report.entries[:-1]] == [None] * (len(report.entries) - 1)
