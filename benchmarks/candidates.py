@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_plan import Geometry
-from shardops.kernels.norm_problem import NormProblem
-from shardops.kernels.norm_staged import Staged, has_staged_kernels, rows_for_bulk
+from shardops.kernels.norm_problem import NormProblem, rows_to_next_place
+from shardops.kernels.norm_staged import Staged, has_staged_kernels
 from shardops.kernels.target import Target
 
 
@@ -21,7 +21,9 @@ def norm_candidates(
         staged = [
             g for g in _staged(problem, backward) if _worth(g, problem, target, loads, backward)
         ]
-    in_registers = list(_in_registers(problem, backward))
+    # Kernels that hold rows in registers move odd ones element by element.
+    ragged = any(g.ragged for g in staged)
+    in_registers = [] if ragged else list(_in_registers(problem, backward))
     for some in (staged, in_registers):
         random.Random(seed).shuffle(some)
     return [None, *staged[:limit], *in_registers[: limit * 2 // 3]]
@@ -57,11 +59,14 @@ def _in_registers(problem: NormProblem, backward: bool) -> Iterator[Geometry]:
             for prefetch, hold in ((True, True), (True, False), (False, False), (False, True)):
                 held = 24 + sums + row * each * (2 + 2 * prefetch + problem.add + hold)
                 if held * 0.92 <= limit:
-                    yield Geometry(threads, rows, blocks, False, prefetch, hold)
+                    yield Geometry(threads, rows, blocks, prefetch, hold)
 
 
 def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
-    odd = rows_for_bulk(problem)
+    odd = rows_to_next_place(problem)
+    if problem.vector < problem.word and problem.cols >= 128:
+        yield from _ragged(backward)
+        return
     for threads, group, stages, blocks, store in itertools.product(
         (128, 256, 512), (1, 2, 4, 8, 16, 32), (3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (False, True)
     ):
@@ -81,22 +86,42 @@ def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
         yield Staged(groups * group, group, stages, turns, cluster, blocks, store, hold)
 
 
+def _ragged(backward: bool) -> Iterator[Staged]:
+    for group, groups, stages, blocks, cluster, hold in itertools.product(
+        (32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
+        (1, 2, 3, 4, 6, 8),
+        (3, 4, 5, 6),
+        (1, 2, 3, 4),
+        (1, 2, 4, 8, 16),
+        (True,) if backward else (True, False),
+    ):
+        if group * groups <= 512 and (cluster == 1 or groups == 1):
+            yield Staged(
+                group * groups, group, stages, 1, cluster, blocks, hold_gamma=hold, ragged=True
+            )
+
+
 def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward: bool) -> bool:
     if not g.fits(problem, target, loads) or g.stages < 3 + g.store_tiles:
         return False
     each = g.per_thread(problem)
     if backward:
-        registers = 40 + each * problem.sums + each // 2
+        registers = 40 + 40 * g.ragged + each * problem.sums + each // 2
     else:
-        registers = 30 + each // 2 * problem.sums * g.hold_gamma
+        registers = 30 + 40 * g.ragged + each // 2 * problem.sums * g.hold_gamma
     if registers > min(255, 65536 // (g.threads * g.min_blocks)):
         return False
     chunk = g.chunk(problem)
-    vectors = chunk // problem.vector
+    vectors = chunk // g.vector(problem)
     used = vectors / (-(-vectors // g.threads_per_row) * g.threads_per_row)
     if g.wide:
         long = problem.cols * TYPE_BYTES[problem.x] >= 16 << 10
-        if used < 0.85 or (g.cluster > 1 and not long) or problem.cols < 256 or each < 8:
+        if (
+            used < (0.75 if g.ragged else 0.85)
+            or (g.cluster > 1 and not long)
+            or problem.cols < 256
+            or each < 8
+        ):
             return False
         if (g.cluster > 1 and chunk < 2048) or (chunk > 16384 and backward):
             return False

@@ -9,23 +9,28 @@ import numpy as np
 
 from raw_launch import Call, Device
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import Geometry, backward_plan, forward_plan
+from shardops.kernels.norm_plan import Geometry, backward_plan, forward_plan, forward_sums
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target
 
 Plans = tuple[Launch, ...]
 MAX_PARTIALS = 16  # rows of partials a multiprocessor
+MAX_PARTS = 1024  # of a row that many blocks share
 
 
 def plans_of(
-    problem: NormProblem, backward: bool, geometry: Geometry | Staged | None, target: Target
+    problem: NormProblem, backward: bool, geometry: Geometry | Staged | Split | None, target: Target
 ) -> Plans:
     """The launches, in order; None is the plan's own choice of a shape."""
     if not backward:
-        return (forward_plan(problem, target, geometry),)
+        sums = forward_sums(problem, target, geometry)
+        main = forward_plan(problem, target, geometry)
+        return (main,) if sums is None else (sums.launch, main)
     plan = backward_plan(problem, target, geometry)
-    return plan.main, plan.finish
+    first = () if plan.sums is None else (plan.sums.launch,)
+    return *first, plan.main, plan.finish
 
 
 class NormRun:
@@ -44,20 +49,29 @@ class NormRun:
         beta = draw(2, row) if layer else None
         residual = draw(3, shape) if add else None
         out = jnp.zeros(shape, dtype)
+        sums_of_parts = jnp.zeros((problem.rows, MAX_PARTS, 3), jnp.float32)
         if backward:
             partials = jnp.zeros(
                 problem.sums * target.sm_count * MAX_PARTIALS * problem.cols, jnp.float32
             )
             sums = [jnp.zeros(row, jnp.float32) for _ in range(problem.sums)]
-            means = mean if layer else None
-            first = [draw(4, shape), x, gamma, means, rstd, residual, out, partials]
-            self.operands = [first, [partials, *sums]]
+            known = [draw(4, shape), x, gamma, mean if layer else None, rstd]
+            self.operands = {
+                "sums": [*known, sums_of_parts],
+                "main": [*known, residual, out, partials],
+                "split": [*known, residual, sums_of_parts, out, partials],
+                "finish": [partials, *sums],
+            }
             self.results = [out, *sums]
         else:
             statistics = [mean, rstd] if layer else [rstd]
-            outs = [out, jnp.zeros(shape, dtype)] if add else [out]
-            self.operands = [[x, gamma, beta, residual, *outs, *statistics]]
-            self.results = [*outs, *statistics]
+            hidden = [jnp.zeros(shape, dtype)] if add else []
+            self.operands = {
+                "sums": [x, residual, *hidden, sums_of_parts],
+                "main": [x, gamma, beta, residual, out, *hidden, *statistics],
+                "split": [*(hidden or [x]), gamma, beta, sums_of_parts, out, *statistics],
+            }
+            self.results = [out, *hidden, *statistics]
         jax.block_until_ready(self.operands)
 
     @property
@@ -68,17 +82,25 @@ class NormRun:
         return arrays * problem.rows * problem.cols * jnp.dtype(problem.x).itemsize
 
     def calls(self, device: Device, plans: Plans, cubins: tuple[bytes, ...]) -> list[Call]:
-        scalars: list[list[Any]] = [[np.int64(self.problem.rows)]]
-        if self.backward:
-            scalars.append([np.int32(plans[0].grid[0] // plans[0].cluster[0])])
-        else:
-            scalars[0].append(np.float32(1e-6))
-        return [
-            Call(device, launch, cubin, [a for a in arrays if a is not None], values)
-            for launch, cubin, arrays, values in zip(
-                plans, cubins, self.operands, scalars, strict=True
-            )
-        ]
+        rows = np.int64(self.problem.rows)
+        found = []
+        for launch, cubin in zip(plans, cubins, strict=True):
+            part = launch.kernel.name.split("_")[-1]
+            part = part if part in self.operands else "main"
+            scalars: list[Any] = [rows]
+            if part == "finish":
+                scalars = [np.int32(self.groups(plans[-2]))]
+            elif not self.backward and part != "sums":
+                scalars.append(np.float32(1e-6))
+            arrays = [array for array in self.operands[part] if array is not None]
+            found.append(Call(device, launch, cubin, arrays, scalars))
+        return found
+
+    def groups(self, main: Launch) -> int:
+        """Rows of partials that a backward launch writes."""
+        if not main.kernel.name.endswith("_split"):
+            return main.grid[0] // main.cluster[0]
+        return main.grid[0] // Split(main.block[0], 1).column_blocks(self.problem)
 
     def values(self) -> list[np.ndarray]:
         """The first rows of the results, and the rest's: to compare candidates by."""

@@ -46,8 +46,10 @@ __device__ __forceinline__ void first_pass(const Part& part, Shared row,
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
     const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
-    const auto values = load_shared<kLength, X>(at);
-    const auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
+    auto values = load_shared<kLength, X>(at);
+    auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
+    part.hide(values, i);
+    part.hide(cotangents, i);
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
       const float xhat = (values.at(j) - of.mean) * of.rstd;
@@ -93,7 +95,7 @@ __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __r
     if constexpr (STORE_TILES) {
       store_shared(at, rounded<X>(result));
     } else {
-      store<kAligned, true, kLength>(dx + part.column(i), rounded<X>(result));
+      part.store_result<kAligned>(dx, i, rounded<X>(result));
     }
   }
 }
@@ -113,18 +115,27 @@ __device__ __forceinline__ void write_sums(const Part& part, float (&sums)[kCoun
     }
   }
   constexpr int kSetThreads = kWide ? kGroup : 32;  // threads that hold sums of different columns
+  const int first = kRagged ? part.first_column : 0;
   constexpr int kSets = kThreads / kSetThreads;
   for (int set = 0; set < kSets; ++set) {
     const bool mine = threadIdx.x / kSetThreads == set && threadIdx.x % kSetThreads < kGroup;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (!mine || !part.owns(i)) continue;
-      if (set > 0) {
-#pragma unroll
-        for (int j = 0; j < kLength; ++j) sums[i][j] += together[part.column(i) + j];
-      }
+      const int c = first + part.column(i);
       float* const to = set < kSets - 1 ? together : partials;
-      store<true, false, kLength>(to + part.column(i), rounded<float>(sums[i]));
+      if constexpr (kRagged) {  // other sets' words start elsewhere
+#pragma unroll
+        for (int j = 0; j < kLength; ++j) {
+          if (is_column(c + j)) to[c + j] = sums[i][j] + (set > 0 ? together[c + j] : 0.0f);
+        }
+      } else {
+        if (set > 0) {
+#pragma unroll
+          for (int j = 0; j < kLength; ++j) sums[i][j] += together[c + j];
+        }
+        store<true, false, kLength>(to + c, rounded<float>(sums[i]));
+      }
     }
     __syncthreads();
   }
@@ -145,10 +156,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   Shared base = shared_address(memory);
   forget_origin(base);
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
-  bool aligned = is_aligned<16 / sizeof(X)>(x) && is_aligned<16 / sizeof(X)>(dy) &&
-                 is_aligned<16 / sizeof(X)>(dx);
+  bool aligned = moves_as_words(x, dy, dx);
 #if HAS_ADD
-  aligned = aligned && is_aligned<16 / sizeof(X)>(dh);
+  aligned = aligned && moves_as_words(x, dh);
   const X* const from[kLoads] = {x, dy, dh};
   X* const to[kLoads] = {dx, nullptr, nullptr};
 #else
@@ -161,16 +171,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   sync_all();
   ring.start();
 
-  const Part part = {static_cast<int>(threadIdx.x) % kGroup, ring.columns()};
-  const int first_column = static_cast<int>(rank) * kChunk;
+  const int group = static_cast<int>(threadIdx.x) / kGroup;
+  const Part part(rank, shift_of_row(x, ring.first_row() + group, aligned));
   const bool gamma_aligned = is_aligned<kLength>(gamma);
   Vector<Gamma, kLength> scale[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (!part.owns(i)) continue;
-    const Gamma* from_gamma = gamma + first_column + part.column(i);
-    scale[i] = gamma_aligned ? load<true, false, kLength>(from_gamma)
-                             : load<false, false, kLength>(from_gamma);
+    if (part.owns(i)) scale[i] = part.load_parameter(gamma + part.first_column, i, gamma_aligned);
   }
 
   Sums sums = {};
@@ -187,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const auto finish_row = [&](Shared row, long long number, const RowStatistics& of, float wx,
                               float w_sum) {
     constexpr float kShare = 1.0f / kCols;
-    X* to_row = dx + number * kCols + first_column;
+    X* to_row = dx + number * kCols + part.first_column;
     if (aligned) {
       second_pass<true>(part, row, to_row, scale, of, wx * kShare, w_sum * kShare);
     } else {
@@ -196,7 +203,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   };
 
   if constexpr (kWide) {
-    const int group = static_cast<int>(threadIdx.x) / kGroup;
     const int last_turns = (ring.last_rows() + kRowsAtOnce - 1) / kRowsAtOnce;
     const int steps = (ring.count() - 1) * kTurns + last_turns;
     // The row of the first pass, and the row before it, of the second pass.
@@ -244,13 +250,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
   } else {
     constexpr int kLanes = kGroup < 32 ? kGroup : 32;
-    const int row_of_turn = static_cast<int>(threadIdx.x) / kGroup;
-    long long row = ring.first_row() + row_of_turn;
+    long long row = ring.first_row() + group;
     RowStatistics next = statistics_of(row);
     for (int k = 0; k < ring.count(); ++k) {
       const RowStatistics of = next;
       const bool active = row < rows;
-      const Shared at = ring.acquire(k) + row_of_turn * kRowBytes;
+      const Shared at = ring.acquire(k) + group * kRowBytes;
       next = statistics_of(row + ring.rows_to_next_tile());
       float wx = 0.0f, w_sum = 0.0f;
       if (active) first_pass(part, at, scale, of, sums, wx, w_sum);
@@ -265,7 +270,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
   float* const together = reinterpret_cast<float*>(memory + kControl);
   const long long owners = gridDim.x / kCluster;
-  partials += blockIdx.x / kCluster * static_cast<long long>(kCols) + first_column;
+  partials += blockIdx.x / kCluster * static_cast<long long>(kCols);
+  if constexpr (!kRagged) partials += part.first_column;
   write_sums(part, sums.gamma, together, partials);
 #if HAS_BETA
   write_sums(part, sums.beta, together, partials + owners * kCols);

@@ -18,16 +18,23 @@ constexpr int kHidden = HAS_ADD * Ring::kArray;                  // where h is, 
 constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
 static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
 
-// Elements of a row that warp `part` of a wide row owns, counted over the cluster.
-__device__ constexpr float elements_of(int part) {
-  const int chunk = part / kRowWarps;
-  const int left = kCols - chunk * kChunk;
-  const int vectors = (left < kChunk ? left : kChunk) / kLength;
+// Elements of a row that warp `part` of a wide row owns, counted over the cluster; `shift` as in
+// row_part.cuh.
+__device__ constexpr float elements_of(int part, int shift) {
+  const int chunk = part / kRowWarps * kChunk;
   int owned = 0;
-  for (int first = part % kRowWarps * 32; first < vectors; first += kGroup) {
-    owned += vectors - first < 32 ? vectors - first : 32;
+  for (int first = part % kRowWarps * 32; first < kVectors; first += kGroup) {
+    const int begin = chunk + first * kLength;
+    const int end = chunk + (first + 32 < kVectors ? first + 32 : kVectors) * kLength;
+    if (!kRagged || (begin > 0 && end <= kCols)) {  // at any shift
+      owned += end <= kCols ? end - begin : begin < kCols ? kCols - begin : 0;
+    } else {
+      const int from = begin > shift ? begin - shift : 0;
+      const int to = end - shift < kCols ? end - shift : kCols;
+      owned += to > from ? to - from : 0;
+    }
   }
-  return part < kParts ? static_cast<float>(owned * kLength) : 0.0f;
+  return part < kParts ? static_cast<float>(owned) : 0.0f;
 }
 
 // 1 / sqrt(value): an approximation and a step of Newton's, which is none for 0 and infinity.
@@ -46,14 +53,16 @@ __device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __res
     if (!part.owns(i)) continue;
     const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
     auto values = load_shared<kLength, X>(at);
+    part.hide(values, i);
 #if HAS_ADD
-    const auto addend = load_shared<kLength, X>(at + kHidden);
+    auto addend = load_shared<kLength, X>(at + kHidden);
+    part.hide(addend, i);
     float total[kLength];
 #pragma unroll
     for (int j = 0; j < kLength; ++j) total[j] = values.at(j) + addend.at(j);
     values = rounded<X>(total);
     store_shared(at + kHidden, values);
-    if constexpr (!STORE_TILES) store<kAligned, true, kLength>(h + part.column(i), values);
+    if constexpr (!STORE_TILES) part.store_result<kAligned>(h, i, values);
 #endif
 #pragma unroll
     for (int j = 0; j < kLength; ++j) sums[j % 2] += values.at(j);
@@ -66,13 +75,25 @@ __device__ __forceinline__ float squares_pass(const Part& part, Shared row, floa
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
-    const auto values =
+    auto values =
         load_shared<kLength, X>(row + kHidden + part.column(i) * static_cast<int>(sizeof(X)));
+    part.hide(values, i);
+    float squares[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
       const float centred = LAYER ? values.at(j) - centre : values.at(j);
-      totals[j % 2] += centred * centred;
+      squares[j % 2] += centred * centred;
     }
+    if (LAYER && !part.is_whole(i)) {  // (0 - centre)^2 must not count
+      squares[0] = squares[1] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) {
+        const float centred = values.at(j) - centre;
+        if (is_column(part.column_of_row(i) + j)) squares[0] += centred * centred;
+      }
+    }
+    totals[0] += squares[0];
+    totals[1] += squares[1];
   }
   return totals[0] + totals[1];
 }
@@ -90,17 +111,13 @@ struct Parameter {
     if constexpr (HOLD_GAMMA) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (part.owns(i)) held[i] = read(part.column(i));
+        if (part.owns(i)) held[i] = part.load_parameter(from, i, aligned);
       }
     }
   }
-  __device__ __forceinline__ Vector<T, kLength> read(int column) const {
-    return aligned ? load<true, false, kLength>(from + column)
-                   : load<false, false, kLength>(from + column);
-  }
   __device__ __forceinline__ Vector<T, kLength> at(const Part& part, int i) const {
     if constexpr (HOLD_GAMMA) return held[i];
-    return read(part.column(i));
+    return part.load_parameter(from, i, aligned);
   }
 };
 
@@ -135,7 +152,7 @@ __device__ __forceinline__ void scale_pass(const Part& part, Shared row, X* __re
     if constexpr (STORE_TILES) {
       store_shared(at, rounded<X>(result));
     } else {
-      store<kAligned, true, kLength>(y + part.column(i), rounded<X>(result));
+      part.store_result<kAligned>(y, i, rounded<X>(result));
     }
   }
 }
@@ -160,9 +177,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   Shared base = shared_address(memory);
   forget_origin(base);
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
-  bool aligned = is_aligned<16 / sizeof(X)>(x) && is_aligned<16 / sizeof(X)>(y);
+  bool aligned = moves_as_words(x, y);
 #if HAS_ADD
-  aligned = aligned && is_aligned<16 / sizeof(X)>(add) && is_aligned<16 / sizeof(X)>(h);
+  aligned = aligned && moves_as_words(x, add, h);
   const X* const from[kLoads] = {x, add};
   X* const to[kLoads] = {y, h};
 #else
@@ -176,17 +193,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   sync_all();
   ring.start();
 
-  const Part part = {static_cast<int>(threadIdx.x) % kGroup, ring.columns()};
-  const int first_column = static_cast<int>(rank) * kChunk;
+  const int group = static_cast<int>(threadIdx.x) / kGroup;
+  const int shift = shift_of_row(x, ring.first_row() + group, aligned);
+  const Part part(rank, shift);
 #if HAS_BETA
-  const Parameters parameters = {{part, gamma + first_column}, {part, beta + first_column}};
+  const Parameters parameters = {{part, gamma + part.first_column},
+                                 {part, beta + part.first_column}};
 #else
-  const Parameters parameters = {{part, gamma + first_column}};
+  const Parameters parameters = {{part, gamma + part.first_column}};
 #endif
 
   const auto sum_of = [&](Shared at, long long row) {
     if (!LAYER && !HAS_ADD) return 0.0f;
-    X* to_row = HAS_ADD ? h + row * kCols + first_column : nullptr;
+    X* to_row = HAS_ADD ? h + row * kCols + part.first_column : nullptr;
     return aligned ? sum_pass<true>(part, at, to_row) : sum_pass<false>(part, at, to_row);
   };
   // Writes the row's results, given its mean and sum of squares.
@@ -198,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #endif
       rstd_out[row] = rstd;
     }
-    X* to_row = y + row * kCols + first_column;
+    X* to_row = y + row * kCols + part.first_column;
     if (aligned) {
       scale_pass<true>(part, at, to_row, parameters, mean, rstd);
     } else {
@@ -207,16 +226,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   };
 
   if constexpr (kWide) {
-    const float own_count = elements_of(static_cast<int>(rank) * kRowWarps +
-                                        static_cast<int>(threadIdx.x) % kGroup / 32);
+    const float own_count = elements_of(
+        static_cast<int>(rank) * kRowWarps + static_cast<int>(threadIdx.x) % kGroup / 32, shift);
     const float own_share = own_count > 0.0f ? 1.0f / own_count : 0.0f;
     float counts[Exchange::kShare], shares[Exchange::kShare];
 #pragma unroll
     for (int m = 0; m < Exchange::kShare; ++m) {
-      counts[m] = elements_of(Exchange::part(m));
+      counts[m] = elements_of(Exchange::part(m), shift);
       shares[m] = counts[m] > 0.0f ? 1.0f / counts[m] : 0.0f;
     }
-    const int group = static_cast<int>(threadIdx.x) / kGroup;
     const int last_turns = (ring.last_rows() + kRowsAtOnce - 1) / kRowsAtOnce;
     const int steps = (ring.count() - 1) * kTurns + last_turns;
     // The row of the statistics, and the row before it, which is written.
@@ -264,11 +282,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
   } else {
     constexpr int kLanes = kGroup < 32 ? kGroup : 32;
-    const int row_of_turn = static_cast<int>(threadIdx.x) / kGroup;
-    long long row = ring.first_row() + row_of_turn;
+    long long row = ring.first_row() + group;
     for (int k = 0; k < ring.count(); ++k) {
       const bool active = row < rows;
-      const Shared at = ring.acquire(k) + row_of_turn * kRowBytes;
+      const Shared at = ring.acquire(k) + group * kRowBytes;
       const float sum = active ? sum_of(at, row) : 0.0f;
       const float mean = LAYER ? sum_lanes<kLanes>(sum) / kCols : 0.0f;
       const float squares = sum_lanes<kLanes>(active ? squares_pass(part, at, mean) : 0.0f);

@@ -9,66 +9,12 @@
 // Thread 0, the leader, starts the copies. Tiles that copies cannot move, since a pointer or a size
 // is no multiple of 16 bytes, are moved by the threads.
 //
-// Threads: a row belongs to THREADS_PER_ROW of them, a group; THREADS / THREADS_PER_ROW rows of a
-// tile are worked on at once. Up to 32: a part of a warp. More ("wide"): whole warps, and with
-// CLUSTER > 1 all blocks of a cluster.
+// Ragged rows, whose COLS are no multiple of VECTOR, come as the 16-byte words that cover them
+// (ragged.cuh), each row by a copy of its own.
+//
+// Threads: as in row_part.cuh.
 #pragma once
-#include "async.cuh"
-#include "elements.cuh"
-#include "reduce.cuh"
-
-constexpr int kCols = COLS;
-constexpr int kLength = VECTOR;
-constexpr int kThreads = THREADS;
-constexpr int kGroup = THREADS_PER_ROW;
-constexpr int kCluster = CLUSTER;
-constexpr int kChunk = CHUNK;  // columns of a row that one block owns; the last may own fewer
-constexpr int kStages = STAGES;
-constexpr bool kWide = kGroup > 32;
-constexpr int kRowsAtOnce = kThreads / kGroup;
-constexpr int kTileRows = TILE_ROWS;
-constexpr int kWarps = kThreads / 32;
-constexpr int kVectors = kChunk / kLength;
-constexpr int kCount = (kVectors + kGroup - 1) / kGroup;  // vectors a thread owns of a row
-static_assert(kChunk % kLength == 0 && kCols % kLength == 0, "a row is whole vectors");
-static_assert(kThreads % 32 == 0 && kTileRows % kRowsAtOnce == 0, "whole warps, whole turns");
-static_assert(kWide ? kGroup % 32 == 0 : kTileRows == kRowsAtOnce, "whole warps, or one turn");
-static_assert(kCluster == 1 ? kChunk == kCols : kWide && kTileRows == 1, "a cluster has one row");
-constexpr int kTurns = kTileRows / kRowsAtOnce;
-
-// The part of a row that this thread owns: vectors lane, lane + kGroup, ... of its block's chunk.
-struct Part {
-  int lane;
-  int columns;  // of the chunk
-
-  __device__ __forceinline__ int column(int i) const { return (i * kGroup + lane) * kLength; }
-  __device__ __forceinline__ bool owns(int i) const {
-    if constexpr (kCluster == 1 && kCount * kGroup == kVectors) return true;
-    return column(i) < columns;
-  }
-};
-
-template <int kLen, typename T>
-__device__ __forceinline__ Vector<T, kLen> load_shared(Shared from) {
-  Vector<T, kLen> to;
-  constexpr int kBytes = Vector<T, kLen>::kBytes;
-  constexpr int kStep = kBytes >= 16 ? 4 : kBytes / 4;
-#pragma unroll
-  for (int w = 0; w < to.kWords; w += kStep > 0 ? kStep : 1) {
-    load_words<kStep>(from + 4 * w, to.words + w);
-  }
-  return to;
-}
-
-template <int kLen, typename T>
-__device__ __forceinline__ void store_shared(Shared to, const Vector<T, kLen>& from) {
-  constexpr int kBytes = Vector<T, kLen>::kBytes;
-  constexpr int kStep = kBytes >= 16 ? 4 : kBytes / 4;
-#pragma unroll
-  for (int w = 0; w < from.kWords; w += kStep > 0 ? kStep : 1) {
-    store_words<kStep>(to + 4 * w, from.words + w);
-  }
-}
+#include "row_part.cuh"
 
 // A stage, and the parity of the phase that its barriers are in when it is met.
 struct Cursor {
@@ -90,7 +36,7 @@ class TileRing {
   static constexpr int kStage = kLoads * kArray;
   static constexpr int kBarriers = 2 * kStages * kBarrierBytes;
 
-  // `barriers`: kBarriers bytes. `aligned`: from[] and the first kStores of to[] lie on 16 bytes.
+  // `barriers`: kBarriers bytes. `aligned`: from[] and the first kStores of to[] move as words.
   __device__ TileRing(Shared stages, Shared barriers, const T* const (&from)[kLoads],
                       T* const (&to)[kLoads], long long rows, bool aligned, unsigned rank)
       : stages_(stages), full_(barriers), empty_(barriers + kStages * kBarrierBytes) {
@@ -105,7 +51,8 @@ class TileRing {
     first_column_ = first_column;
     const long long last = rows - first_row_ - (count_ - 1) * tile_stride_;
     last_rows_ = last < kTileRows ? static_cast<int>(last) : kTileRows;
-    bulk_ = aligned ? count_ - (last_rows_ * columns_ * static_cast<int>(sizeof(T)) % 16 != 0) : 0;
+    const bool cut = !kRagged && last_rows_ * columns_ * static_cast<int>(sizeof(T)) % 16 != 0;
+    bulk_ = aligned ? count_ - cut : 0;
     for (int a = 0; a < kLoads; ++a) {
       from_[a] = from[a];
       to_[a] = to[a];
@@ -125,7 +72,6 @@ class TileRing {
   }
 
   __device__ __forceinline__ int count() const { return count_; }
-  __device__ __forceinline__ int columns() const { return columns_; }
   __device__ __forceinline__ int last_rows() const { return last_rows_; }
   __device__ __forceinline__ long long first_row() const { return first_row_; }
   __device__ __forceinline__ long long rows_to_next_tile() const { return tile_stride_; }
@@ -172,19 +118,48 @@ class TileRing {
   __device__ __forceinline__ long long offset_of(int k) const {
     return (first_row_ + k * tile_stride_) * kCols + first_column_;
   }
-  __device__ __forceinline__ int elements(int k) const {
-    return (k == count_ - 1 ? last_rows_ : kTileRows) * columns_;
+  __device__ __forceinline__ int rows_of(int k) const {
+    return k == count_ - 1 ? last_rows_ : kTileRows;
   }
+  __device__ __forceinline__ int elements(int k) const { return rows_of(k) * columns_; }
 
   __device__ __forceinline__ void load_tile(int k, int stage) {
     if (k >= bulk_) return;
     const Shared full = full_ + stage * kBarrierBytes;
-    const unsigned bytes = elements(k) * sizeof(T);
     const long long offset = offset_of(k);
-    barrier_arrive_expecting(full, kLoads * bytes);
+    if constexpr (kRagged) {
+      load_ragged(full, offset, rows_of(k), at(stage));
+    } else {
+      const unsigned bytes = elements(k) * sizeof(T);
+      barrier_arrive_expecting(full, kLoads * bytes);
 #pragma unroll
-    for (int a = 0; a < kLoads; ++a) {
-      bulk_load(at(stage) + a * kArray, from_[a] + offset, bytes, full);
+      for (int a = 0; a < kLoads; ++a) {
+        bulk_load(at(stage) + a * kArray, from_[a] + offset, bytes, full);
+      }
+    }
+  }
+
+  // The words that cover each row's chunk.
+  __device__ __forceinline__ void load_ragged(Shared full, long long offset, int rows,
+                                              Shared stage) {
+    const auto shift_of = [&](int r) {
+      return place_in_word<kLength>(from_[0] + offset - first_column_ + r * kCols);
+    };
+    const auto bytes_of = [&](int shift) {
+      const int left = (kCols + shift + kLength - 1) / kLength * kLength - first_column_;
+      return (left < 0 ? 0 : left < kChunk ? left : kChunk) * static_cast<int>(sizeof(T));
+    };
+    unsigned bytes = 0;
+    for (int r = 0; r < rows; ++r) bytes += kLoads * bytes_of(shift_of(r));
+    barrier_arrive_expecting(full, bytes);
+    for (int r = 0; r < rows; ++r) {
+      const int shift = shift_of(r);
+      if (bytes_of(shift) == 0) continue;
+#pragma unroll
+      for (int a = 0; a < kLoads; ++a) {
+        bulk_load(stage + a * kArray + r * kChunk * static_cast<int>(sizeof(T)),
+                  from_[a] + offset + r * kCols - shift, bytes_of(shift), full);
+      }
     }
   }
 
@@ -221,8 +196,9 @@ class TileRing {
       const T* from = from_[a] + offset_of(k);
 #pragma unroll 1
       for (int i = threadIdx.x; i < elements(k); i += kThreads) {
-        store_shared(tile + a * kArray + i * static_cast<int>(sizeof(T)),
-                     load<false, false, 1>(from + i));
+        const int row = i / columns_, column = i % columns_;
+        store_shared(tile + a * kArray + (row * kChunk + column) * static_cast<int>(sizeof(T)),
+                     load<false, false, 1>(from + row * kCols + column));
       }
     }
     __syncthreads();

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shardops.kernels import softmax_plan
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.softmax_plan import MaskKind
 from shardops.kernels.target import Target
@@ -104,10 +104,13 @@ def _norm(request: Request, rows: int, target: Target) -> list[Launch]:
             zero_centered=request.option("zero_centered_gamma") == "yes",
         )
         if direction == "forward":
+            sums = forward_sums(problem, target)
             launches.append(forward_plan(problem, target))
         else:
             plan = backward_plan(problem, target)
+            sums = plan.sums
             launches += [plan.main, plan.finish]
+        launches += [] if sums is None else [sums.launch]
     return launches
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels import launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import current_target
 
@@ -44,17 +44,22 @@ def norm_forward(
         add=add is not None,
         zero_centered=zero_centered_gamma,
     )
+    target = current_target()
+    plan, sums = forward_plan(problem, target), forward_sums(problem, target)
     row_values = jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
     like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    results = [like_x]
-    results += [like_x] if add is not None else []
-    results += [row_values] if kind == "layer" else []
-    return launch.call(
-        forward_plan(problem, current_target()),
-        [operand for operand in (x, gamma, beta, add) if operand is not None],
-        [*results, row_values],
-        [np.int64(problem.rows), np.float32(epsilon)],
-    )
+    statistics = [row_values] * (1 + (kind == "layer"))
+    hidden = [like_x] if add is not None else []
+    scalars = [np.int64(problem.rows), np.float32(epsilon)]
+    if sums is None:
+        operands = [operand for operand in (x, gamma, beta, add) if operand is not None]
+        return launch.call(plan, operands, [like_x, *hidden, *statistics], scalars)
+    workspace = jax.ShapeDtypeStruct(sums.workspace, jnp.float32)
+    operands = [x] if add is None else [x, add]
+    *h, moments = launch.call(sums.launch, operands, [*hidden, workspace], scalars[:1])
+    operands = [h[0] if h else x, gamma, *([] if beta is None else [beta]), moments]
+    y, *of_rows = launch.call(plan, operands, [like_x, *statistics], scalars)
+    return y, *h, *of_rows
 
 
 def norm_backward(
@@ -90,14 +95,20 @@ def norm_backward(
         zero_centered=zero_centered_gamma,
     )
     plan = backward_plan(problem, current_target())
+    rows = [np.int64(problem.rows)]
+    operands = [operand for operand in (dy, x, gamma, mean, rstd) if operand is not None]
+    last = [] if dh is None else [dh]
+    if plan.sums is not None:
+        workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
+        last += launch.call(plan.sums.launch, operands, [workspace], rows)
     dx, partials = launch.call(
         plan.main,
-        [operand for operand in (dy, x, gamma, mean, rstd, dh) if operand is not None],
+        [*operands, *last],
         [
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct(plan.workspace, jnp.float32),
         ],
-        [np.int64(problem.rows)],
+        rows,
     )
     parameters = [jax.ShapeDtypeStruct(gamma.shape, jnp.float32)] * problem.sums
     return dx, *launch.call(plan.finish, [partials], parameters, [np.int32(plan.workspace[1])])

@@ -1,6 +1,7 @@
 """What a norm's launch depends on."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
@@ -27,14 +28,25 @@ class NormProblem:
     @property
     def vector(self) -> int:
         """Elements in the widest word that cuts every row evenly."""
-        length = 16 // TYPE_BYTES[self.x]
+        length = self.word
         while self.cols % length:
             length //= 2
         return length
 
     @property
+    def word(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // TYPE_BYTES[self.x]
+
+    @property
     def vectors(self) -> int:
         return self.cols // self.vector
+
+    @property
+    def covered(self) -> "NormProblem":
+        """The same with rows as long as the words of 16 bytes that cover one of this."""
+        words = (self.cols + 2 * self.word - 2) // self.word
+        return replace(self, cols=words * self.word) if self.vector < self.word else self
 
     @property
     def sums(self) -> int:
@@ -46,11 +58,11 @@ class NormProblem:
         return max(1, self.vector * TYPE_BYTES[dtype] // 4)
 
 
-def constants_of(problem: NormProblem) -> tuple[tuple[str, int], ...]:
+def constants_of(problem: NormProblem, vector: int) -> tuple[tuple[str, int], ...]:
     """The macros that every norm kernel is specialised by."""
     return (
         ("COLS", problem.cols),
-        ("VECTOR", problem.vector),
+        ("VECTOR", vector),
         ("X_TYPE", TYPE_CODES[problem.x]),
         ("GAMMA_TYPE", TYPE_CODES[problem.gamma]),
         ("BETA_TYPE", TYPE_CODES[problem.beta or "float32"]),
@@ -59,6 +71,11 @@ def constants_of(problem: NormProblem) -> tuple[tuple[str, int], ...]:
         ("HAS_ADD", int(problem.add)),
         ("ZERO_CENTERED", int(problem.zero_centered)),
     )
+
+
+def rows_to_next_place(problem: NormProblem) -> int:
+    """After so many rows, one starts again at the same place of a word of 16 bytes."""
+    return 16 // math.gcd(16, problem.cols * TYPE_BYTES[problem.x])
 
 
 def round_up(value: int, multiple: int) -> int:

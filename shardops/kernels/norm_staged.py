@@ -4,6 +4,7 @@ A block holds several tiles of rows in shared memory (csrc/kernels/tiles.cuh); a
 for one block is shared by a cluster of them. How many threads, stages and blocks is a `Staged`.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -14,10 +15,12 @@ from shardops.kernels.norm_problem import (
     constants_of,
     register_limit,
     round_up,
+    rows_to_next_place,
 )
 from shardops.kernels.target import Target
 
 _EXCHANGE_SLOTS = 4
+_RAGGED_FROM = 512  # columns
 _STATIC_RESERVE = 1024  # that the system keeps of a block's shared memory
 
 
@@ -34,6 +37,8 @@ class Staged:
       min_blocks: blocks resident on a multiprocessor.
       store_tiles: results leave through shared memory.
       hold_gamma: forward: gamma and beta stay in registers from row to row.
+      ragged: rows that do not start on 16 bytes are the words of 16 bytes that cover them; a group
+        of threads takes rows that start at the same place of a word.
     """
 
     threads: int
@@ -44,6 +49,7 @@ class Staged:
     min_blocks: int = 1
     store_tiles: bool = False
     hold_gamma: bool = True
+    ragged: bool = False
 
     @property
     def wide(self) -> bool:
@@ -53,21 +59,24 @@ class Staged:
     def tile_rows(self) -> int:
         return self.threads // self.threads_per_row * self.turns
 
+    def vector(self, problem: NormProblem) -> int:
+        return problem.word if self.ragged else problem.vector
+
     def chunk(self, problem: NormProblem) -> int:
-        """Columns of a row that a block owns."""
-        if self.cluster == 1:
-            return problem.cols
-        return -(-problem.vectors // self.cluster) * problem.vector
+        """Columns of a row that a block owns; of a ragged one, of the words that cover it."""
+        of = problem.covered if self.ragged else problem
+        return -(-of.vectors // self.cluster) * of.vector
 
     def per_thread(self, problem: NormProblem) -> int:
         """Elements of a row that a thread owns."""
-        vectors = self.chunk(problem) // problem.vector
-        return -(-vectors // self.threads_per_row) * problem.vector
+        vector = self.vector(problem)
+        return -(-(self.chunk(problem) // vector) // self.threads_per_row) * vector
 
     def backward_registers(self, problem: NormProblem) -> int:
         """What a thread takes: its sums and gamma, and what the passes over a row need."""
         each = self.per_thread(problem)
-        return 80 + each * problem.sums + each * TYPE_BYTES[problem.gamma] // 4
+        needed = 80 + 24 * self.ragged + each * problem.sums
+        return needed + each * TYPE_BYTES[problem.gamma] // 4
 
     def can_hold_gamma(self, problem: NormProblem) -> bool:
         """Forward: whether gamma and beta fit in registers beside what the passes need."""
@@ -88,6 +97,8 @@ class Staged:
         room = target.shared_bytes + _STATIC_RESERVE
         one = self.shared_bytes(problem, loads) + _STATIC_RESERVE
         tiles_in_bulk = self.tile_rows * self.chunk(problem) * TYPE_BYTES[problem.x] % 16 == 0
+        if self.ragged:
+            tiles_in_bulk = self.turns == 1 and self.threads_per_row >= 32 and not self.store_tiles
         last = problem.cols - (self.cluster - 1) * self.chunk(problem)
         return (
             one <= room
@@ -95,7 +106,7 @@ class Staged:
             and self.threads * self.min_blocks <= target.threads_per_sm
             and tiles_in_bulk
             and last > 0
-            and (self.cluster == 1 or problem.cols * TYPE_BYTES[problem.x] % 16 == 0)
+            and (self.cluster == 1 or self.ragged or problem.vector == problem.word)
         )
 
 
@@ -109,8 +120,8 @@ def forward_choice(problem: NormProblem, target: Target) -> Staged | None:
     loads = 1 + problem.add
     if not has_staged_kernels(target):
         return None
-    if problem.registers(problem.x) < 4:
-        return _odd_rows(problem, target, loads, elements=32)
+    if problem.vector < problem.word:
+        return _ragged_or_odd(problem, target, loads, 32)
     if problem.vectors < 2048:
         return None
     if problem.cols <= 32768:
@@ -132,6 +143,14 @@ def forward_choice(problem: NormProblem, target: Target) -> Staged | None:
     return None
 
 
+def few_rows_forward(problem: NormProblem, target: Target) -> Staged | None:
+    """A cluster a row, where one launch takes less time than the two of norm_split.py."""
+    found = Staged(512, 512, 3, cluster=8)
+    simple = problem.kind == "rms" and not problem.add and problem.vector == problem.word
+    fits = has_staged_kernels(target) and simple and found.can_hold_gamma(problem)
+    return found if fits and found.fits(problem, target, 1) else None
+
+
 def backward_choice(problem: NormProblem, target: Target) -> Staged | None:
     """From rows on whose parameters' gradients crowd the registers of the kernels without copies.
 
@@ -140,8 +159,8 @@ def backward_choice(problem: NormProblem, target: Target) -> Staged | None:
     loads = 2 + problem.add
     if not has_staged_kernels(target):
         return None
-    if problem.registers(problem.x) < 4:
-        return _odd_rows(problem, target, loads, elements=32 // problem.sums)
+    if problem.vector < problem.word:
+        return _ragged_or_odd(problem, target, loads, 32 // problem.sums)
     if problem.cols < 2560:
         return None
     if problem.cols <= 8192:
@@ -167,9 +186,44 @@ def _cluster_of_small_chunks(problem: NormProblem) -> int:
     return min(16, 1 << (-(-problem.cols // 4096) - 1).bit_length())
 
 
+def _ragged_or_odd(
+    problem: NormProblem, target: Target, loads: int, elements: int
+) -> Staged | None:
+    """Long rows of which words of 4 bytes at most are cut evenly are ragged."""
+    ragged = _ragged_rows(problem, target, loads)
+    if problem.cols >= _RAGGED_FROM and problem.registers(problem.x) == 1:
+        return ragged or _odd_rows(problem, target, loads, elements)
+    return _odd_rows(problem, target, loads, elements) or ragged
+
+
+def _ragged_rows(problem: NormProblem, target: Target, loads: int) -> Staged | None:
+    """Ends of rows cost instructions, so warps must be many: 12 a multiprocessor at least."""
+    backward = loads - problem.add == 2
+    elements = 32 if not backward else 24 if problem.cols < 16384 else 32 // problem.sums
+    for cluster in (1, 2, 4, 8, 16):
+        for group in (32, 64, 96, 128, 160, 192, 256, 320, 384, 512):
+            least = max(1, 128 // group)
+            for groups, blocks, stages in itertools.product(
+                (least, 2 * least, 3 * least, 4 * least), (4, 2, 1), (6, 5, 4, 3)
+            ):
+                found = Staged(groups * group, group, stages, 1, cluster, blocks, ragged=True)
+                resident = found.threads * blocks
+                if found.per_thread(problem) > elements or (cluster > 1 and groups > 1):
+                    continue
+                if not 384 <= resident <= 640 or found.threads > 512:
+                    continue
+                # Parameters that are not held are read element by element.
+                holds = backward or found.can_hold_gamma(problem)
+                held = found.backward_registers(problem) if backward else 96
+                limit = register_limit(resident)
+                if holds and held <= limit and found.fits(problem, target, loads):
+                    return found
+    return None
+
+
 def _odd_rows(problem: NormProblem, target: Target, loads: int, elements: int) -> Staged | None:
     """Rows that start off 16 bytes: tiles of several rows do not, so copies move them."""
-    rows = rows_for_bulk(problem)
+    rows = rows_to_next_place(problem)
     for group in (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512):
         if -(-problem.vectors // group) * problem.vector > elements:
             continue
@@ -207,8 +261,12 @@ def _launch(
     shared = geometry.shared_bytes(problem, loads)
     tiles = -(-problem.rows // geometry.tile_rows)
     resident = max(1, target.sm_count * geometry.min_blocks // geometry.cluster)
+    if geometry.ragged and tiles > resident:  # each block's tiles start at one place of a word
+        period = rows_to_next_place(problem)
+        unit = period // math.gcd(period, geometry.tile_rows)
+        resident = max(unit, resident // unit * unit)
     constants = (
-        *constants_of(problem),
+        *constants_of(problem, geometry.vector(problem)),
         ("THREADS", geometry.threads),
         ("THREADS_PER_ROW", geometry.threads_per_row),
         ("TILE_ROWS", geometry.tile_rows),
@@ -227,8 +285,3 @@ def _launch(
         cluster=(geometry.cluster, 1, 1),
         shared_bytes=shared,
     )
-
-
-def rows_for_bulk(problem: NormProblem) -> int:
-    """The fewest rows whose bytes copies can move: a multiple of 16."""
-    return 16 // math.gcd(16, problem.cols * TYPE_BYTES[problem.x])

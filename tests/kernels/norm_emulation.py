@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
 from shardops.kernels.target import target_for
 from tests import references
 from tests.closeness import epsilon
@@ -26,12 +26,22 @@ def forward(
     results |= {"mean": blank(rows, "float32")} if problem.kind == "layer" else {}
     results |= {"rstd": blank(rows, "float32")}
     operands = [arrays.x, arrays.gamma, arrays.beta, arrays.add]
+    wanted, scalars = list(results.values()), [np.int64(rows[0]), epsilon]
+    sums = forward_sums(problem, TARGET, geometry)
+    if sums is not None:
+        moments = blank(sums.workspace, "float32")
+        first, hidden = (
+            ([arrays.x, arrays.add], [results["h"]]) if problem.add else ([arrays.x], [])
+        )
+        emulator.run(sums.launch, built, first, [*hidden, moments], scalars[:1])
+        operands = [results.get("h", arrays.x), arrays.gamma, arrays.beta, moments]
+        wanted = [value for name, value in results.items() if name != "h"]
     emulator.run(
         forward_plan(problem, TARGET, geometry),
         built,
         [operand for operand in operands if operand is not None],
-        list(results.values()),
-        [np.int64(rows[0]), epsilon],
+        wanted,
+        scalars,
     )
     return results
 
@@ -41,9 +51,13 @@ def backward(problem, arrays: Arrays, saved, built, geometry=None, offset=0):
     h = saved.get("h", arrays.x)
     dx = blank(h.shape, problem.x, offset)
     partials = blank(plan.workspace, "float32")
-    operands = [arrays.dy, h, arrays.gamma, saved.get("mean"), saved["rstd"], arrays.dh]
+    operands = [arrays.dy, h, arrays.gamma, saved.get("mean"), saved["rstd"]]
     operands = [operand for operand in operands if operand is not None]
-    emulator.run(plan.main, built, operands, [dx, partials], [np.int64(len(h))])
+    last = [arrays.dh] if problem.add else []
+    if plan.sums is not None:
+        last.append(blank(plan.sums.workspace, "float32"))
+        emulator.run(plan.sums.launch, built, operands, last[-1:], [np.int64(len(h))])
+    emulator.run(plan.main, built, operands + last, [dx, partials], [np.int64(len(h))])
     sums = [blank(arrays.gamma.shape, "float32") for _ in range(problem.sums)]
     emulator.run(plan.finish, built, [partials], sums, [np.int32(plan.workspace[1])])
     return dx, *sums
@@ -62,10 +76,15 @@ def bound(dtype: str) -> float:
 
 
 def check(
-    problem, built: pathlib.Path, rng: np.random.Generator, geometry: Any, offset: int
+    problem,
+    built: pathlib.Path,
+    rng: np.random.Generator,
+    geometry: Any,
+    offset: int | tuple[int, int],
 ) -> None:
-    """Values, statistics and gradients of one problem."""
-    arrays = random_arrays(problem, rng, offset)
+    """Values, statistics and gradients of one problem; two offsets: of operands, of results."""
+    of_operands, offset = offset if isinstance(offset, tuple) else (offset, offset)
+    arrays = random_arrays(problem, rng, of_operands)
     got = forward(problem, arrays, built, geometry, offset)
     options = {"add": arrays.add, "epsilon": EPSILON, "zero_centered_gamma": problem.zero_centered}
     if problem.kind == "layer":

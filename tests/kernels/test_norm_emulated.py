@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from shardops.kernels.norm_plan import Geometry
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
 from tests.kernels import emulator
 from tests.kernels.norm_emulation import EPSILON, assert_close, backward, check, forward
@@ -17,10 +17,13 @@ pytestmark = pytest.mark.skipif(
     emulator.reason_missing is not None, reason=str(emulator.reason_missing)
 )
 
-LONG = Geometry(threads_per_row=128, long=True)
+SPLIT = Split(64, 2)
 WIDE = Staged(64, 64, stages=4)
 CLUSTER = Staged(64, 64, stages=4, cluster=2)
-KINDS_AND_GEOMETRIES = list(itertools.product(["layer", "rms"], [None, LONG, WIDE, CLUSTER]))
+RAGGED = Staged(64, 32, stages=4, ragged=True)
+WIDE_RAGGED = Staged(64, 64, stages=4, ragged=True)
+CLUSTER_RAGGED = Staged(64, 64, stages=4, cluster=2, ragged=True)
+KINDS_AND_GEOMETRIES = list(itertools.product(["layer", "rms"], [None, SPLIT, WIDE, CLUSTER]))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,16 @@ CASES = {
     "misaligned pointers": (
         NormProblem(5, 1000, "layer", "bfloat16", "bfloat16", "bfloat16", True), 1, None),
     "one row a block": (NormProblem(5, 3000, "layer", "float32", "bfloat16", "float32"), 0, None),
-    "long": (NormProblem(5, 1304, "layer", "float16", "float32", "float32", True), 0, LONG),
-    "long, misaligned": (NormProblem(4, 1300, "rms", "bfloat16", "float32", None, True), 1, LONG),
+    "split": (NormProblem(5, 1304, "layer", "float16", "float32", "float32", True), 0, SPLIT),
+    "split, misaligned": (NormProblem(4, 1304, "rms", "bfloat16", "float32", None, True), 1, SPLIT),
+    "split, rows of several batches": (
+        NormProblem(75, 520, "layer", "float32", "float32", "bfloat16"), 0, Split(32, 1)),
+    "split, ragged": (
+        NormProblem(37, 1001, "layer", "bfloat16", "bfloat16", "float16", True, True), 3, SPLIT),
+    "split, ragged, more parts than lanes": (
+        NormProblem(3, 8195, "layer", "float16", "float16", "float16"), 0, Split(32, 1)),
+    "split, ragged, pointers apart": (
+        NormProblem(19, 1003, "rms", "float32", "bfloat16", None, True), (1, 2), SPLIT),
     "staged, rows share a warp, last tile cut": (
         NormProblem(147, 24, "layer", "bfloat16", "float32", "bfloat16", True), 0,
         Staged(64, 4, stages=4, store_tiles=True)),
@@ -74,6 +85,33 @@ CASES = {
     "staged, cluster, misaligned": (
         NormProblem(9, 1000, "rms", "bfloat16", "bfloat16", None, True), 1,
         Staged(64, 64, stages=4, cluster=2, hold_gamma=False)),
+    "ragged, a warp a row": (
+        NormProblem(37, 33, "layer", "bfloat16", "float32", "bfloat16", True, True), 0, RAGGED),
+    "ragged, a warp a row, last words empty": (
+        NormProblem(21, 250, "rms", "float16", "float16", None), 3,
+        Staged(64, 32, stages=3, ragged=True)),
+    "ragged, float32": (
+        NormProblem(21, 333, "layer", "float32", "bfloat16", "float32", True), 0, RAGGED),
+    "ragged, pointers apart": (
+        NormProblem(21, 333, "layer", "bfloat16", "bfloat16", "float32", True), (1, 2), RAGGED),
+    "ragged, wide": (
+        NormProblem(43, 1001, "layer", "bfloat16", "bfloat16", "float32", True), 0, WIDE_RAGGED),
+    "ragged, wide, off": (
+        NormProblem(43, 1004, "rms", "float16", "float32"), 5, WIDE_RAGGED),
+    "ragged, wide, rows side by side": (
+        NormProblem(43, 1003, "layer", "float16", "bfloat16", "float16", False, True), 0,
+        Staged(192, 64, stages=4, ragged=True)),
+    "ragged, wide, pointers apart": (
+        NormProblem(19, 1001, "layer", "bfloat16", "bfloat16", "float32", True), (1, 2),
+        Staged(192, 64, stages=4, ragged=True, hold_gamma=False)),
+    "ragged, cluster": (
+        NormProblem(33, 2057, "layer", "bfloat16", "bfloat16", "float32", True), 0, CLUSTER_RAGGED),
+    "ragged, cluster of 3": (
+        NormProblem(9, 1030, "layer", "float32", "bfloat16", "bfloat16"), 1,
+        Staged(64, 64, stages=4, cluster=3, ragged=True)),
+    "ragged, cluster, pointers apart": (
+        NormProblem(9, 1003, "rms", "bfloat16", "bfloat16", None, True), (0, 1),
+        Staged(64, 64, stages=4, cluster=2, hold_gamma=False, ragged=True)),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardops.kernels import norm_plan
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import Target, target_for
 
@@ -63,15 +63,24 @@ def check_staged(launch: Launch, problem: NormProblem, target: Target) -> None:
     assert launch.cluster == (cluster, 1, 1)
     assert cluster <= 16
     assert launch.grid[0] % cluster == 0
+    ragged = problem.cols % constants["VECTOR"] != 0
+    # Of the words that cover a row, wherever it starts.
+    span = problem.covered.cols if ragged else problem.cols
     if cluster == 1:
-        assert chunk == problem.cols
+        assert chunk == span
     else:
         assert constants["TILE_ROWS"] == 1
         assert group == threads
-        assert (cluster - 1) * chunk < problem.cols <= cluster * chunk
-        assert problem.cols * itemsize % 16 == 0
+        assert (cluster - 1) * chunk < problem.cols <= span <= cluster * chunk
+        assert ragged or problem.cols * itemsize % 16 == 0
     assert chunk % constants["VECTOR"] == 0
     assert constants["TILE_ROWS"] * chunk * itemsize % 16 == 0
+    if ragged:
+        assert constants["VECTOR"] * itemsize == 16
+        assert group >= 32
+        assert constants["TILE_ROWS"] == threads // group
+        assert not constants["STORE_TILES"]
+        assert_same_place(problem, launch.grid[0] // cluster * constants["TILE_ROWS"])
     per_thread = -(-chunk // constants["VECTOR"] // group) * constants["VECTOR"]
     assert per_thread <= 128
     blocks = constants["MIN_BLOCKS"]
@@ -79,9 +88,34 @@ def check_staged(launch: Launch, problem: NormProblem, target: Target) -> None:
     assert (launch.shared_bytes + 1024) * blocks <= target.shared_bytes + 1024
 
 
+def assert_same_place(problem: NormProblem, stride: int) -> None:
+    """Whoever goes on by `stride` rows starts at the same place of a 16-byte word, or is done."""
+    itemsize = 4 if problem.x == "float32" else 2
+    assert stride >= problem.rows or stride * problem.cols * itemsize % 16 == 0
+
+
+def check_split(launch: Launch, problem: NormProblem, target: Target) -> None:
+    """Of csrc/kernels/norm_split.cuh."""
+    constants = check_launch(launch, target)
+    assert launch.block == (constants["THREADS"], 1, 1)
+    assert constants["THREADS"] % 32 == 0
+    itemsize = 4 if problem.x == "float32" else 2
+    assert constants["VECTOR"] * itemsize == 16
+    assert launch.shared_bytes == 0
+    if launch.kernel.name.endswith("_split"):
+        of_row = -(-problem.covered.cols // (constants["THREADS"] * constants["VECTOR"]))
+        groups, rest = divmod(launch.grid[0], of_row)
+        assert rest == 0
+        assert 1 <= groups <= problem.rows
+        assert_same_place(problem, groups)
+
+
 def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
     if launch.kernel.name.endswith("_staged"):
         check_staged(launch, problem, target)
+        return
+    if launch.kernel.name.endswith(("_sums", "_split")):
+        check_split(launch, problem, target)
         return
     constants = check_launch(launch, target)
     assert launch.block[:2] == (constants["THREADS_PER_ROW"], constants["ROWS_PER_BLOCK"])
@@ -90,9 +124,6 @@ def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
     assert width in (2, 4, 8, 16)
     assert width == 16 or problem.cols * width // constants["VECTOR"] % (2 * width)
     threads = constants["THREADS_PER_ROW"]
-    if launch.kernel.name.endswith("_long"):
-        assert constants["ROWS_PER_BLOCK"] == 1
-        return
     # Threads that share a warp between rows are a power of two; others are whole warps.
     assert threads % 32 == 0 or (threads < 32 and threads & (threads - 1) == 0)
     per_thread = -(-(problem.cols // constants["VECTOR"]) // threads)
@@ -111,7 +142,17 @@ def test_forward_plan_keeps_limits(problem, target):
     if "TILE_ROWS" in constants:
         tiles = -(-problem.rows // constants["TILE_ROWS"])
         resident = max(1, target.sm_count * constants["MIN_BLOCKS"] // constants["CLUSTER"])
-        assert launch.grid[0] == min(tiles, resident) * constants["CLUSTER"]
+        owners = launch.grid[0] // constants["CLUSTER"]
+        if problem.cols % constants["VECTOR"]:  # ragged: whole periods of rows
+            assert min(tiles, resident) - 8 < owners <= max(8, resident)
+        else:
+            assert owners == min(tiles, resident)
+    elif launch.kernel.name == "norm_forward_split":
+        sums = forward_sums(problem, target)
+        check_rows(sums.launch, problem, target)
+        assert sums.workspace == (problem.rows, -(-sums.launch.grid[0] // problem.rows), 3) or (
+            sums.launch.grid[0] == 2**31 - 1
+        )
     else:
         assert launch.grid[0] == min(-(-problem.rows // launch.block[1]), 2**31 - 1)
         assert launch.shared_bytes == 0
@@ -125,19 +166,28 @@ def test_backward_plan_keeps_limits(problem, target):
     sums, blocks, cols = plan.workspace
     assert (sums, cols) == (1 + (problem.beta is not None), problem.cols)
     constants = dict(plan.main.kernel.constants)
+    if plan.sums is not None:
+        check_rows(plan.sums.launch, problem, target)
+        assert plan.main.grid[0] % blocks == 0
+        check_finish(plan, problem, target)
+        return
     cluster = constants.get("CLUSTER", 1)
     assert blocks * cluster == plan.main.grid[0]
     # Each block has a first row, since it writes its partials rather than adding to them.
     assert blocks <= -(-problem.rows // constants.get("TILE_ROWS", constants.get("ROWS_PER_BLOCK")))
     # All blocks are resident at once; a second wave would be a tail.
-    assert blocks * cluster <= max(cluster, target.sm_count * constants["MIN_BLOCKS"])
+    least = 8 if problem.cols % constants["VECTOR"] else 1  # a ragged row's next place
+    assert blocks * cluster <= max(least * cluster, target.sm_count * constants["MIN_BLOCKS"])
     if cluster > 1 or "STAGES" in constants:  # sums of a block's rows meet in the stages
         assert plan.main.shared_bytes >= 4 * constants["CHUNK"]
-    elif constants.get("SHARED_SUMS"):
-        assert plan.main.shared_bytes == 4 * sums * cols
     elif constants["ROWS_PER_BLOCK"] > 1:  # sums of a block's rows meet in shared memory
         assert 4 * cols < STATIC_SHARED
 
+    check_finish(plan, problem, target)
+
+
+def check_finish(plan, problem: NormProblem, target: Target) -> None:
+    sums, _, cols = plan.workspace
     finish = check_launch(plan.finish, target)
     assert plan.finish.block == (finish["TILE_COLS"], finish["TILE_ROWS"], 1)
     assert plan.finish.grid[0] * finish["TILE_COLS"] >= cols
@@ -169,3 +219,21 @@ def test_vector_is_widest_that_divides(cols):
     problem = NormProblem(1, cols, "rms", "bfloat16", "bfloat16")
     assert problem.vector == max(n for n in (1, 2, 4, 8) if cols % n == 0)
     assert norm_plan.forward_geometry(problem, TARGETS[2]).threads_per_row >= 1
+
+
+@pytest.mark.parametrize("cols", [1001, 2047, 5001, 20_001, 65_537])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_long_rows_of_odd_length_move_as_words(cols, kind):
+    problem = NormProblem(4096, cols, kind, "bfloat16", "bfloat16", None)
+    for launch in (forward_plan(problem, TARGETS[2]), backward_plan(problem, TARGETS[2]).main):
+        assert dict(launch.kernel.constants)["VECTOR"] == 8
+        check_staged(launch, problem, TARGETS[2])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_few_rows_too_long_for_a_cluster_fill_the_gpu(target):
+    problem = NormProblem(8, 2**20, "layer", "bfloat16", "bfloat16", "bfloat16")
+    plan = backward_plan(problem, target)
+    sums = forward_sums(problem, target)
+    for launch in (forward_plan(problem, target), sums.launch, plan.main, plan.sums.launch):
+        assert launch.grid[0] >= target.sm_count

@@ -26,6 +26,7 @@ SM_COUNTS = {"sm_90": 132, "sm_80": 108, "sm_100": 148}
 # Row lengths at which the memory's speed is the goal, and the shortest and longest that are timed.
 LENGTHS = (256, 512, 768, 1000, 1024, 1536, 2048, 2880, 3000, 3584, 4096, 5120, 6144, 7168, 8192)
 LENGTHS += (12288, 16384, 20480, 32768, 65536, 24, 33, 262144, 1048576)
+LENGTHS += (1001, 3001, 20001, 1048577)  # no word of 16 bytes cuts these
 ROWS = (64, 8192)
 
 

@@ -1,0 +1,143 @@
+"""Launch shapes of the norm kernels that hold rows in registers."""
+
+from dataclasses import dataclass
+
+from shardops.kernels.norm_problem import NormProblem, register_limit, round_up
+from shardops.kernels.target import Target
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a block's threads lie over rows.
+
+    Args:
+      min_blocks: blocks that must fit on a multiprocessor; bounds a thread's registers.
+      prefetch: the next row is loaded while this one is computed.
+      hold_gamma: gamma stays in registers from row to row.
+    """
+
+    threads_per_row: int
+    rows_per_block: int = 1
+    min_blocks: int = 1
+    prefetch: bool = False
+    hold_gamma: bool = False
+
+
+def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
+    """As few threads a row as reach the memory's speed: 32 to 64 bytes each, more where LayerNorm
+    sums twice and short rows fit a warp.
+
+    1024 threads a multiprocessor; the register bound that comes with it makes LayerNorm up to a
+    third faster than none.
+    """
+    wide = problem.registers(problem.x) == 4
+    if wide and problem.vectors <= 256 and problem.kind == "layer":
+        threads = min(32, max(1, 1 << (-(-problem.vectors // 4) - 1).bit_length()))
+        threads = 16 if threads == 8 and problem.vectors > 16 else threads
+        rows = 128 // threads
+        return Geometry(threads, rows, 8 if problem.vectors <= 128 else 4)
+    if problem.vectors <= 64 and wide:
+        threads = 1 << (-(-problem.vectors // 2) - 1).bit_length()
+        return Geometry(threads, max(1, 128 // threads), 8)
+    short = _short_rows(problem)
+    if short is not None:
+        return short
+    # Narrow vectors hold less each, so more of them keep as many bytes in flight.
+    choices = (8, 16, 32) if problem.registers(problem.x) == 1 else (4, 8)
+    if wide and problem.kind == "rms":
+        choices = (2, *choices) if problem.vectors <= 384 else choices
+        choices = (3, *choices) if problem.vectors > 1024 else choices
+    elif wide and problem.vectors > 1024:
+        choices = (8,)
+    for per_thread in choices:
+        threads = _warps(problem.vectors, per_thread)
+        registers = per_thread * problem.registers(problem.x)
+        if threads <= (512 if registers > 24 else 1024):
+            rows_per_block = max(1, 128 // threads)
+            resident = 768 if registers > 24 or _takes_more(problem, target) else 1024
+            if registers > 24 and problem.registers(problem.gamma) > 4:
+                resident = 512  # gamma and beta in float32 take more than the row
+            resident //= (1 + problem.add) * threads * rows_per_block
+            return Geometry(threads, rows_per_block, max(1, resident))
+    return None
+
+
+def backward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
+    """The next row is prefetched, and few threads share a row.
+
+    Few threads make the reduction cheap, the prefetch keeps the memory busy during it; 24 elements
+    a thread was best or near it on the shapes of docs/measured.md, if 8 warps stay resident. Rows
+    for which that needs too many registers give up gamma first, then the prefetch.
+    """
+    short = _short_rows(problem)
+    if short is not None:
+        return _resident(problem, target, short.threads_per_row, short.rows_per_block, 110)
+    for luxuries in ((True, True), (True, False), (False, False)):
+        for elements, percent in _CHOICES:
+            per_thread = max(1, elements // problem.vector)
+            threads = _warps(problem.vectors, per_thread)
+            if threads > 768:
+                continue
+            rows_per_block = max(1, 128 // threads)
+            found = _resident(problem, target, threads, rows_per_block, percent, *luxuries)
+            resident_threads = threads * found.rows_per_block * found.min_blocks
+            if resident_threads >= 256:
+                return found
+    return None
+
+
+def _takes_more(problem: NormProblem, target: Target) -> bool:
+    """For sm_8x ptxas needs a few more registers where gamma takes more of them than the row."""
+    wide = problem.registers(problem.gamma) > problem.registers(problem.x)
+    return target.arch.startswith("sm_8") and wide
+
+
+def _resident(
+    problem: NormProblem,
+    target: Target,
+    threads: int,
+    rows_per_block: int,
+    percent: int,
+    prefetch: bool = True,
+    hold_gamma: bool = True,
+) -> Geometry:
+    """Fills a multiprocessor with as many blocks as registers and threads allow; 0 if not one."""
+    per_thread = -(-problem.vectors // threads)
+    needed = _held_registers(problem, per_thread, prefetch, hold_gamma)
+    needed += 8 * (target.arch in ("sm_100", "sm_103"))  # whose ptxas takes a few more
+    needed += (16 + 16 * problem.add) * _takes_more(problem, target)
+    # Unpacked rows need little beside what the source says.
+    packed = problem.x != "float32" and problem.vector > 1
+    needed = needed * (percent if packed else 116) // 100
+    block = threads * rows_per_block
+    blocks = min(target.threads_per_sm // block, 16)
+    while blocks and register_limit(block * blocks) < needed:
+        blocks -= 1
+    return Geometry(threads, rows_per_block, blocks, prefetch, hold_gamma)
+
+
+# Elements a thread, best first, and the registers that ptxas wants for them, in percent of those
+# that the source holds. At 24 it makes do with less, at some cost; that still beats fewer elements.
+# The test of compiled kernels fails where a plan makes one spill.
+_CHOICES = ((24, 120), (24, 94), (32, 140), (16, 114), (8, 110))
+
+
+def _held_registers(problem: NormProblem, per_thread: int, prefetch: bool, hold_gamma: bool) -> int:
+    """The registers that a thread's variables take: rows, sums, gamma, and addresses."""
+    row = per_thread * problem.registers(problem.x)
+    sums = per_thread * problem.vector * problem.sums
+    gamma = per_thread * problem.registers(problem.gamma)
+    return 28 + sums + row * (2 + 2 * prefetch + problem.add) + gamma * hold_gamma
+
+
+def _short_rows(problem: NormProblem) -> Geometry | None:
+    """Rows of at most a warp of vectors: several rows a warp, 256 threads a block."""
+    if problem.vectors > 32:
+        return None
+    threads = 1 << (problem.vectors - 1).bit_length()
+    return Geometry(threads_per_row=threads, rows_per_block=256 // threads)
+
+
+def _warps(vectors: int, per_thread: int) -> int:
+    """Threads, in whole warps, that own at most `per_thread` vectors each."""
+    return round_up(-(-vectors // per_thread), 32)
