@@ -73,9 +73,10 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
     words, masked = problem.whole_words, problem.mask > 0
     if words <= 512 and not problem.causal and (problem.even or not masked):
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
-    if problem.causal and problem.even and not masked and 512 < words <= 2048:
+    if problem.causal and problem.even and not masked and 256 < words <= 2048:
         return _registers(problem, target, 4, 1280 if words <= 1536 else 1536, hold=False)
-    resident = _resident(problem, not problem.even, masked and problem.causal)
+    crowded = problem.causal and (masked or problem.first)
+    resident = _resident(problem, not problem.even, crowded)
     return _registers(problem, target, 4, resident)
 
 
@@ -170,7 +171,8 @@ def _eight_words(problem: SoftmaxProblem) -> Geometry | None:
     threads = -(-problem.whole_words // 256) * 32
     if threads > 512:
         return None
-    return Geometry("registers", threads, min_blocks=1024 // threads, hold=False)
+    resident = 768 if problem.mask > 0 and problem.causal else 1024
+    return Geometry("registers", threads, min_blocks=resident // threads, hold=False)
 
 
 def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Geometry | None:
@@ -186,8 +188,8 @@ def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Geometry 
         if parts < _spread(problem, target, 1024):
             continue
         if operands == 1 and 2 * chunks <= depth:  # there are half the registers
-            odd = not problem.even
-            batch = 4 >> (odd or problem.causal) + (odd and problem.mask > 0)
+            odd, masked = not problem.even, problem.mask > 0
+            batch = 4 >> (odd or masked or problem.causal) + (odd and masked)
             chunks = -(-words // (threads * batch))
             return Geometry("staged", threads, 1, parts, 2, batch=batch, depth=chunks)
         if parts <= operands and chunks <= depth:
