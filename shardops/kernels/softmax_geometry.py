@@ -75,8 +75,7 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
     if problem.causal and problem.even and not masked and 256 < words <= 2048:
         return _registers(problem, target, 4, 1280 if words <= 1536 else 1536, hold=False)
-    crowded = problem.causal and (masked or problem.first)
-    resident = _resident(problem, not problem.even, crowded)
+    resident = _resident(problem, not problem.even, _is_crowded(problem))
     return _registers(problem, target, 4, resident)
 
 
@@ -171,8 +170,13 @@ def _eight_words(problem: SoftmaxProblem) -> Geometry | None:
     threads = -(-problem.whole_words // 256) * 32
     if threads > 512:
         return None
-    resident = 768 if problem.mask > 0 and problem.causal else 1024
+    resident = 768 if _is_crowded(problem) else 1024
     return Geometry("registers", threads, min_blocks=resident // threads, hold=False)
+
+
+def _is_crowded(problem: SoftmaxProblem) -> bool:
+    """Whether what a row sees takes registers of its own."""
+    return problem.causal and (problem.mask > 0 or problem.first)
 
 
 def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Geometry | None:
