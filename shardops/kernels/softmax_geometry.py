@@ -58,7 +58,7 @@ def forward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     return (
         _tile(problem, 1)
         or _forward_registers(problem, target)
-        or _eight_words(problem)
+        or _eight_words(problem, target)
         or _staged(problem, target, 1)
         or _long(problem, target, _resident(problem, not problem.even or problem.mask > 0))
     )
@@ -166,11 +166,14 @@ def _registers(
     return Geometry("registers", threads, rows, parts, blocks, hold=hold)
 
 
-def _eight_words(problem: SoftmaxProblem) -> Geometry | None:
+def _eight_words(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Two blocks of 512 threads leave 64 registers, which do on sm_90 alone."""
     threads = -(-problem.whole_words // 256) * 32
     if threads > 512:
         return None
-    resident = 768 if _is_crowded(problem) else 1024
+    masked_odd = problem.mask > 0 and not problem.even
+    crowded = masked_odd or _is_crowded(problem) or target.arch != "sm_90"
+    resident = 768 if crowded else 1024
     return Geometry("registers", threads, min_blocks=resident // threads, hold=False)
 
 
