@@ -1,219 +1,213 @@
 """Times the softmax kernels over row lengths, and with --sweep the launch shapes they could have.
 
-    python benchmarks/softmax_times.py [--sweep] [--keys 1024,4096] [--only forward|backward]
-        [--dtype bfloat16] [--kind plain|causal|masked] [--mib 128] [--rows N] [--json FILE]
+    python benchmarks/softmax_times.py [--keys 1024,4096] [--shape 4,16,2048,2048]
+        [--only forward|backward] [--kind plain,causal,masked,heads] [--dtype bfloat16]
+        [--mib 128] [--rows N] [--sweep] [--json FILE]
 
-A time is kernel time (kernel_time.py). floor = the bytes that must move (operands as far as they
-are seen, once, and the result, once) / the copy bandwidth of this run; fraction = floor / time.
+A time is kernel time (kernel_time.py), of a sweep's candidates that of launches back to back, gaps
+included. floor = the bytes that must move (softmax_runs.py) / the copy bandwidth of this run;
+fraction = floor / time. A sweep compiles first, on all cores, and leaves out what is not right.
 Needs a GPU: without one it lists the launch shapes.
 """
 
 import argparse
+import concurrent.futures
 import json
 import math
+import multiprocessing
+import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from bench import copy_bandwidth
-from kernel_time import microseconds
-from shardops.kernels import softmax, softmax_plan
-from shardops.kernels.softmax_plan import Geometry, SoftmaxProblem
-from shardops.kernels.target import Target, current_target, target_for
+from shardops.kernels import compile
+from shardops.kernels.element_types import TYPE_BYTES
+from shardops.kernels.launch import Kernel
+from shardops.kernels.softmax_plan import Geometry
+from shardops.kernels.target import target_for
+from softmax_candidates import candidates
+from softmax_runs import KINDS, SCALE, Case, RawRun
 
 KEYS = (16, 24, 33, 64, 127, 128, 256, 512, 768, 1000, 1001, 1024, 1536, 2048, 2880, 3000, 3001)
 KEYS += (3584, 4096, 5120, 6144, 7168, 8192, 12288, 16384, 20480, 32768, 65536, 262144, 1048576)
 SETS = 4
+CLOSE = {2: 1e-2, 4: 1e-5}  # to the largest number of a result, by bytes of an element
+SHOWN = 4  # candidates of a case
 
 
-def candidates(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[Geometry]:
-    """Launch shapes worth timing: the one that the plan chooses comes first."""
-    chosen = (softmax_plan.forward_geometry if operands == 1 else softmax_plan.backward_geometry)(
-        problem, target
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    target = target_for(options.arch, options.sm_count)
+    jobs = [
+        (case, geometry)
+        for case in _cases(options)
+        for geometry in candidates(case.problem, target, case.operands)[: options.limit]
+    ]
+    cubins = _compiled(jobs, target) if options.sweep else {}
+    import jax  # after the compilations: a process of it should not be forked
+
+    from bench import copy_bandwidth
+
+    on_gpu = jax.devices()[0].platform == "gpu"
+    bandwidth = copy_bandwidth(2**30) if on_gpu else math.nan
+    print(f"{jax.devices()[0].device_kind}: copy {bandwidth / 1e12:.3f} TB/s; {options.dtype}")
+    found = []
+    for case in dict.fromkeys(case for case, _ in jobs):
+        geometries = [geometry for of, geometry in jobs if of == case]
+        floor = case.bytes / bandwidth * 1e6
+        if not on_gpu:
+            entries = [{"geometry": geometry, "us": math.nan} for geometry in geometries]
+        elif options.sweep:
+            entries = _swept(case, geometries, target, cubins)
+        else:
+            entries = [{"geometry": geometries[0], "us": _kernel_time(case)}]
+        for entry in entries:
+            entry |= {"chosen": entry["geometry"] == geometries[0], "fraction": floor / entry["us"]}
+        best = sorted(entries, key=lambda entry: entry["us"])
+        for entry in best if not on_gpu else _shown(best):
+            _show(case, entry)
+        found += [_plain(case, entry) for entry in entries]
+    if options.json:
+        facts = {"copy_bytes_per_second": bandwidth, "rows": found}
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> Any:
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(",")))
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keys", type=numbers, default=KEYS)
+    parser.add_argument("--shape", type=numbers, action="append", help="in the place of --keys")
+    parser.add_argument("--only", choices=("forward", "backward"))
+    parser.add_argument("--kind", default="plain", help=",".join(KINDS))
+    parser.add_argument("--dtype", choices=tuple(TYPE_BYTES), default="bfloat16")
+    parser.add_argument("--mib", type=float, default=128, help="size of x")
+    parser.add_argument("--rows", type=int, help="rows of x, in the place of --mib")
+    parser.add_argument("--sweep", action="store_true", help="time all launch shapes")
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--sm-count", type=int, default=132)
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all that was timed")
+    options = parser.parse_args(arguments)
+    options.limit = None if options.sweep else 1
+    return options
+
+
+def _cases(options: Any) -> Iterator[Case]:
+    for kind in options.kind.split(","):
+        shapes = options.shape or [_shape(keys, kind, options) for keys in options.keys]
+        for shape in shapes:
+            for direction in ("forward", "backward"):
+                unlike = direction == "forward" or kind in ("plain", "causal")
+                if options.only in (None, direction) and unlike:
+                    yield Case(direction, kind, shape, options.dtype)
+
+
+def _shape(keys: int, kind: str, options: Any) -> tuple[int, int, int, int]:
+    size = TYPE_BYTES[options.dtype]
+    rows = options.rows or max(1, int(options.mib * 2**20) // (keys * size))
+    queries = min(1024 if kind == "masked" else keys, rows)
+    batch = max(1, rows // queries)
+    heads = min(16, batch) if kind == "heads" else 1
+    return (batch // heads, heads, queries, keys)
+
+
+def _compiled(jobs: list[tuple[Case, Geometry]], target: Any) -> dict[Kernel, bytes | None]:
+    kernels = list(
+        {
+            launch.kernel: None
+            for case, geometry in jobs
+            for launch in case.plan(target, geometry).launches
+        }
     )
-    yield chosen
-    seen = {chosen}
-    for geometry in (
-        *_tiles(problem, operands),
-        *_in_registers(problem, target, operands),
-        *_long(problem, target),
-    ):
-        if geometry not in seen:
-            seen.add(geometry)
-            yield geometry
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
+        codes = pool.map(partial(_code, arch=target.arch), kernels, chunksize=4)
+        return dict(zip(kernels, codes, strict=True))
 
 
-def _tiles(problem: SoftmaxProblem, operands: int) -> Iterator[Geometry]:
-    size = 16 // problem.vector
-    if problem.keys > 1024:
-        return
-    for group in (1, 2, 4, 8, 16, 32):
-        each = -(-problem.keys // group)
-        if each > 32 or (each < 4 and group > 1):
+def _code(kernel: Kernel, arch: str) -> bytes:
+    return compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
+
+
+def _swept(
+    case: Case, geometries: list[Geometry], target: Any, cubins: dict[Kernel, bytes]
+) -> list[dict[str, Any]]:
+    from norm_runs import launched
+    from raw_launch import Device, LaunchError
+
+    device, run, entries = Device(), RawRun(case), []
+    for geometry in geometries:
+        plan = case.plan(target, geometry)
+        try:
+            calls = run.calls(device, plan, [cubins[launch.kernel] for launch in plan.launches])
+            times = [device.microseconds(launched(calls), 4) for _ in range(3)]
+        except LaunchError as error:  # a cluster that the device has no room for, say
+            print(f"{case.direction} {case.shape}: {described(geometry)}: {error}")
             continue
-        teams = 256 // group
-        for words in (2, 4, 8):
-            rows = teams * max(1, 256 * words * problem.vector // (teams * problem.keys * operands))
-            if operands * rows * problem.keys * size > 96 * 1024:
-                continue
-            registers = 28 + each * operands + 16 * problem.causal + 16 * (problem.mask > 0)
-            blocks = min(8, 65536 // (256 * registers))
-            yield Geometry("tile", 256, rows, min_blocks=max(1, blocks), group=group)
+        error = run.error()
+        if error <= CLOSE[TYPE_BYTES[case.dtype]]:
+            entries.append({"geometry": geometry, "us": min(times) / 2})
+        else:
+            print(
+                f"{case.direction} {case.kind} {case.shape}: {described(geometry)} wrong: {error}"
+            )
+        run.forget_results()
+    return entries
 
 
-def _in_registers(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[Geometry]:
-    for parts in (1, 2, 4, 8, 16):
-        if parts > 1 and problem.words < 1024 * parts // 4:
-            continue
-        words = -(-problem.words // parts)
-        for each in (1, 2, 4, 8, 16):
-            if each * operands > 16:
-                continue
-            if parts == 1 and words <= 32 * each:
-                threads = 1 << (-(-words // each) - 1).bit_length()
-                if threads * each >= 2 * max(words, 2):
-                    continue  # a smaller `each` does as well
-                shapes = [(threads, size // threads) for size in (128, 256) if size >= threads]
-            else:
-                threads = -(-words // (32 * each)) * 32
-                shapes = [(threads, max(1, 128 // threads) if parts == 1 else 1)]
-            for threads, rows in shapes:
-                if threads * rows > 1024 or threads * rows % 32:
-                    continue
-                registers = 28 + each * (4 if operands == 1 else 8)
-                for resident in (512, 1024, 1536, 2048):
-                    blocks = resident // (threads * rows)
-                    if not 1 <= blocks <= 32 or 65536 // (blocks * threads * rows) < registers:
-                        continue
-                    found = Geometry("registers", threads, rows, parts, blocks)
-                    unpacked = registers + each * problem.vector - 4 * each
-                    fits = 65536 // (blocks * threads * rows) >= unpacked
-                    if fits or problem.x == "float32" or operands == 2:
-                        yield found
-                    if problem.x != "float32" and operands == 1 and each >= 4:
-                        yield replace(found, hold=False)
+def _kernel_time(case: Case) -> float:
+    from kernel_time import microseconds
+    from shardops.kernels import softmax
+
+    statics = {"scale": SCALE, "diagonal": case.diagonal}
+
+    def op(*arrays):
+        if case.direction == "backward":
+            return softmax.softmax_backward(*arrays, None, **statics)
+        x, *mask = arrays
+        return softmax.softmax_forward(x, mask[0] if mask else None, None, **statics)
+
+    return microseconds(op, [case.arrays(2 * i) for i in range(SETS)])
 
 
-def _long(problem: SoftmaxProblem, target: Target) -> Iterator[Geometry]:
-    if problem.words < 4096:
-        return
-    for parts in (1, 4, 8, 16):
-        for threads, blocks in ((256, 4), (512, 2), (1024, 1)):
-            yield Geometry("long", threads, parts=parts, min_blocks=blocks)
-    if problem.rows < 2 * target.sm_count:
-        parts = min(64, -(-2 * target.sm_count // problem.rows))
-        yield Geometry("long", 512, parts=parts, min_blocks=2, stages=2)
+def _shown(best: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return best[:SHOWN] + [entry for entry in best[SHOWN:] if entry["chosen"]]
 
 
 def described(geometry: Geometry) -> str:
     text = f"{geometry.kind} threads {geometry.threads} rows {geometry.rows}"
     text += f" parts {geometry.parts} blocks {geometry.min_blocks}"
     text += f" group {geometry.group}" if geometry.kind == "tile" else ""
+    text += f" batch {geometry.batch} depth {geometry.depth}" if geometry.depth else ""
     text += " twice" if not geometry.hold else ""
     return text + (" two stages" if geometry.stages == 2 else "")
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sweep", action="store_true", help="time all launch shapes")
-    parser.add_argument("--keys", type=lambda text: tuple(map(int, text.split(","))), default=KEYS)
-    parser.add_argument("--only", choices=("forward", "backward"))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--kind", choices=("plain", "causal", "masked"), default="plain")
-    parser.add_argument("--mib", type=float, default=128, help="size of x")
-    parser.add_argument("--rows", type=int, help="rows of x, in the place of --mib")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write rows here")
-    options = parser.parse_args(arguments)
-    on_gpu = jax.devices()[0].platform == "gpu"
-    target = current_target() if on_gpu else target_for("sm_90", 132)
-    bandwidth = copy_bandwidth(2**30) if on_gpu else math.nan
-    print(f"{jax.devices()[0].device_kind}: copy {bandwidth / 1e12:.2f} TB/s; {options.dtype}")
-    found = []
-    for keys in options.keys:
-        rows = options.rows or max(1, int(options.mib * 2**20) // (keys * _size(options.dtype)))
-        queries = min(keys, rows) if options.kind == "causal" else min(1024, rows)
-        shape = (max(1, rows // queries), queries, keys)
-        for name, operands in (("forward", 1), ("backward", 2)):
-            if options.only in (None, name) and (name, options.kind) != ("backward", "masked"):
-                found += _timed(name, operands, shape, options, target, bandwidth, on_gpu)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
-
-
-def _timed(name, operands, shape, options, target, bandwidth, on_gpu) -> list[dict]:
-    batch, queries, keys = shape
-    causal, masked = options.kind == "causal", options.kind == "masked"
-    problem = SoftmaxProblem(
-        batch * queries, keys, options.dtype, int(masked), int(masked and batch > 1), causal
-    )
-    geometries = list(candidates(problem, target, operands))
-    geometries = geometries if options.sweep else geometries[:1]
-    statics = {"scale": 0.125, "diagonal": 0 if causal else None}
-    sets = [
-        [_drawn(shape, options.dtype, 2 * s + i) for i in range(operands)]
-        for s in range(SETS if on_gpu else 0)
-    ]
-    if masked:
-        sets = [[*arrays, _hidden((batch, 1, keys))] for arrays in sets]
-    seen = sum(min(q + 1, keys) for q in range(queries)) * batch if causal else math.prod(shape)
-    moved = (operands * seen + math.prod(shape)) * _size(options.dtype) + masked * batch * keys
-    floor = moved / bandwidth * 1e6
-    found = []
-    for geometry in geometries:
-        if operands == 1:
-            run = softmax.softmax_forward
-            op = partial(_forward, run, masked, statics | {"geometry": geometry})
-        else:
-            op = partial(_backward, softmax.softmax_backward, statics | {"geometry": geometry})
-        try:
-            time = microseconds(op, sets) if on_gpu else math.nan
-        except Exception as error:  # one launch shape that does not run must not end a sweep
-            print(f"{name} {keys}: {described(geometry)}: {str(error).splitlines()[0][:120]}")
-            continue
-        entry = {"op": name, "kind": options.kind, "shape": shape, "dtype": options.dtype}
-        entry |= {"geometry": described(geometry), "us": time, "fraction": floor / time}
-        entry["chosen"] = geometry == geometries[0]
-        found.append(entry)
-    for entry in sorted(found, key=lambda e: -e["fraction"])[: 6 if on_gpu else None]:
-        _show(entry)
-    if found and on_gpu and found[0] not in sorted(found, key=lambda e: -e["fraction"])[:6]:
-        _show(found[0])
-    return found
-
-
-def _show(entry: dict) -> None:
+def _show(case: Case, entry: dict[str, Any]) -> None:
     mark = "*" if entry["chosen"] else " "
+    shape = "x".join(map(str, case.shape))
     print(
-        f"{mark} {entry['op']:8} {entry['kind']:6} {entry['shape'][-1]:8}"
-        f" {entry['us']:8.1f} us {entry['fraction']:.3f}  {entry['geometry']}",
+        f"{mark} {case.direction:8} {case.kind:6} {shape:20} {entry['us']:8.1f} us"
+        f" {entry['fraction']:.3f}  {described(entry['geometry'])}",
         flush=True,
     )
 
 
-def _forward(run, masked, statics, x, *masks):
-    return run(x, masks[0] if masked else None, None, **statics)
-
-
-def _backward(run, statics, dy, y):
-    return run(dy, y, None, **statics)
-
-
-def _drawn(shape, dtype, seed):
-    return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
-
-
-def _hidden(shape):
-    return jax.random.uniform(jax.random.key(99), shape) < 0.3
-
-
-def _size(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2
+def _plain(case: Case, entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **asdict(case),
+        "keys": case.shape[-1],
+        "mask": case.kind,
+        "us": entry["us"],
+        "fraction": entry["fraction"],
+        "chosen": entry["chosen"],
+        "geometry": asdict(entry["geometry"]),
+    }
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 //
 //   dy, y, first, dx as in softmax_backward.cuh; threads and stages as in softmax_forward_long.cuh.
 //   parts [rows, PARTS, 2]: what each block found of its part, (sum, 0).
+#include "softmax_hiding.cuh"
 #include "softmax_reduce.cuh"
-#include "softmax_row.cuh"
 
 constexpr int kThreads = THREADS_PER_ROW;
 constexpr int kParts = PARTS;

@@ -37,28 +37,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
 #pragma unroll 1
     for (int r = static_cast<int>(threadIdx.x) / kGroup; r < kTileRows; r += kTeams) {
-      const bool active = r < rows;
-      const Keys keys = active ? keys_of(tile_row + r, nullptr, first, p) : Keys{0, nullptr};
+      const int count = r < rows ? keys_of(tile_row + r, nullptr, first, p).count : 0;
       X* y_row = y_tile + r * kCols;
       const X* dy_row = dy_tile + r * kCols;
-      const auto column = [](int i) { return i * kGroup + static_cast<int>(threadIdx.x) % kGroup; };
-      float ys[kEach], dys[kEach];
+      Unit ys[kEach], dys[kEach];
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        ys[i] = dys[i] = 0.0f;
-        if (is_seen(keys, column(i))) {
-          ys[i] = element(y_row[column(i)]);
-          dys[i] = element(dy_row[column(i)]);
+        ys[i] = has_unit(i) ? load<true, false, kUnit>(y_row + unit_column(i)) : Unit{};
+        dys[i] = has_unit(i) ? load<true, false, kUnit>(dy_row + unit_column(i)) : Unit{};
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) {
+          const bool seen = !CAUSAL || unit_column(i) + j < count;
+          if (seen) sum += ys[i].at(j) * dys[i].at(j);
         }
-        sum += ys[i] * dys[i];
       }
       sum = sum_lanes<kGroup>(sum);
+      if (r >= rows) continue;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        if (!active || column(i) >= kCols) continue;
-        const bool seen = !CAUSAL || is_seen(keys, column(i));
-        set_element(y_row + column(i), seen ? p.scale * ys[i] * (dys[i] - sum) : 0.0f);
+        if (!has_unit(i)) continue;
+        float result[kUnit];
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) {
+          result[j] = p.scale * ys[i].at(j) * (dys[i].at(j) - sum);
+          if (CAUSAL && unit_column(i) + j >= count) result[j] = 0.0f;  // the sum may be NaN
+        }
+        store<true, false, kUnit>(y_row + unit_column(i), rounded<X>(result));
       }
     }
     __syncthreads();

@@ -5,19 +5,16 @@
 // Layout: x, y [rows, COLS] row-major; mask: bytes, [mask rows, COLS] (MASK 1) or [mask rows]
 // (MASK 2); first: where query 0 is among all queries (FIRST).
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row; with PARTS > 1 a row
-// is cut over a cluster of that many blocks. A thread reads its words of the row once, as far as a
-// causal mask lets the row see, and writes the same places.
+// is cut over a cluster of that many blocks. A thread reads its pieces of the row
+// (softmax_pieces.cuh) once, as far as a causal mask lets the row see, and writes the same places.
 // HOLD: weights stay in registers from their sum to the result; else they are computed twice, from
 // the packed logits, which takes half the registers for 16-bit types.
 #include "softmax_logits.cuh"
-#include "softmax_reduce.cuh"
+#include "softmax_pieces.cuh"
 
-constexpr int kThreads = THREADS_PER_ROW;
-constexpr int kRows = ROWS_PER_BLOCK;
-constexpr int kParts = PARTS;
-constexpr int kPartWords = (kWords + kParts - 1) / kParts;
-constexpr int kCount = (kPartWords + kThreads - 1) / kThreads;
-static_assert(kThreads * kRows % 32 == 0, "a block is whole warps");
+// So many words leave registers to unpack one at a time. The compiler, which would unpack more,
+// does not do so past a branch; that this one is never taken it does not know.
+constexpr bool kCrowded = !HOLD && kCount >= 8 && sizeof(X) < 4;
 
 extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     softmax_forward(const X* __restrict__ x,
@@ -37,57 +34,69 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
   extern __shared__ __align__(16) float shared[];
   Exchange<kThreads, kRows, kParts> exchange(shared);
   const bool whole = share_words(x, y);
-  const int begin = kParts > 1 ? static_cast<int>(cluster_rank()) * kPartWords : 0;
+  const int part = kParts > 1 ? static_cast<int>(cluster_rank()) : 0;
+  constexpr int kLanes = kThreads < 32 ? kThreads : 32;
 
-  // The bound is the block's first row: all its threads make the same number of turns.
-  const long long stride = static_cast<long long>(gridDim.x / kParts) * kRows;
-  for (long long block_row = static_cast<long long>(blockIdx.x / kParts) * kRows;
-       block_row < p.rows; block_row += stride) {
-    const long long row = block_row + threadIdx.y;
-    const bool active = kRows == 1 || row < p.rows;
-    const Keys keys = active ? keys_of(row, mask, first, p) : Keys{0, nullptr};
+  // The bound is the block's first row: all its threads make the same number of turns. Those past
+  // the last row read that one again.
+  long long block_row = static_cast<long long>(blockIdx.x / kParts) * kRows;
+  do {
+    const long long own_row = block_row + threadIdx.y;
+    const bool active = kRows == 1 || own_row < p.rows;
+    const long long row = active ? own_row : p.rows - 1;
+    const Keys keys = keys_of(row, mask, first, p);
     const X* x_row = x + row * kCols;
-    const int shift = shift_of(x_row, whole);
-    const int part_end = (begin + kPartWords) * kLength - shift;
-    const int end = part_end < kCols ? part_end : kCols;
-    const int seen_end = end < keys.count ? end : keys.count;
-    const auto column = [&](int i) {
-      return (begin + i * kThreads + static_cast<int>(threadIdx.x)) * kLength - shift;
-    };
+    X* y_row = y + row * kCols;
+    const Pieces pieces(x_row, whole, part, keys.count);
 
     Word words[kCount];
-    if (whole) {
+    pieces.load_words(words, x_row, whole);
+    float edge = negative_infinity();
+    if (!kEven && pieces.edge < keys.count) {
+      edge = signed_logit(element(x_row[pieces.edge]));
+      if (SCALE_SIGN == 0) edge *= 0.0f;
+    }
+    const auto mask_of = [&](int i) {
+      return mask_bytes(keys.hidden, keys.hidden + pieces.first + i * Pieces::kStride);
+    };
+    MaskBytes masks[kCount];
+    if (MASK == 1) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (column(i) < seen_end) words[i] = load_columns<true>(x_row, column(i), true);
+        if (!kCrowded && pieces.sees(i)) masks[i] = mask_of(i);
       }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (column(i) < seen_end) words[i] = load_columns<true>(x_row, column(i), false);
+      if (!kEven && pieces.edge < keys.count && keys.hidden[pieces.edge]) {
+        edge = negative_infinity();
       }
     }
+    if (CAUSAL && active) pieces.store_zeros(y_row, keys.count, whole);
     exchange.wait_for_cluster();
 
-    float top = negative_infinity();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (column(i) < seen_end) {
-        hide(words[i], column(i), keys);
-        top = top_of(words[i], top);
-      } else {
+      if (!pieces.sees(i)) {
         words[i] = filled(kHidden);
+        continue;
       }
+      if (SCALE_SIGN == 0) forget_finite(words[i]);
+      if (CAUSAL) hide_from<kHidden>(words[i], pieces.column(i), keys.count);
+      if (MASK == 1) hide_masked<kHidden>(words[i], kCrowded ? mask_of(i) : masks[i]);
+      if (MASK == 1 && kCrowded) keep_order();
     }
-    top = max_lanes<(kThreads < 32 ? kThreads : 32)>(top);
+    const float top = max_lanes<kLanes>(fmaxf(top_of(words), edge));
     const float base = base_of(top);
-    float sum = 0.0f;
+    edge = weight(edge, base, p.scale);
+    float sum = kEven ? 0.0f : edge;
 #if HOLD
     float weights[kCount][kLength];
 #endif
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      forget(words[i], p);
+#if HOLD
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) weights[i][j] = 0.0f;
+#endif
+      if ((CAUSAL && !pieces.sees(i)) || (kCrowded && p.zero)) continue;
 #pragma unroll
       for (int j = 0; j < kLength; ++j) {
         const float w = weight(signed_logit(words[i].at(j)), base, p.scale);
@@ -97,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
 #endif
       }
     }
-    Part total = {top, sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum)};
+    Part total = {top, sum_lanes<kLanes>(sum)};
     if constexpr (kThreads > 32) {
       total = merged_parts<kThreads / 32>(exchange.over_block(total.top, total.sum), p.scale);
     }
@@ -107,24 +116,25 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     exchange.next();
     if (!active) continue;
 
-    X* y_row = y + row * kCols;
-    const bool regular = total.sum > 0.0f;
-    if (!regular) {
+    const bool has_edge = !kEven && pieces.edge < kCols;
+    if (!(total.sum > 0.0f)) {
 #pragma unroll 1
       for (int i = 0; i < kCount; ++i) {
-        if (column(i) < end)
-          store_columns(y_row, column(i), without_softmax(column(i), keys), whole);
+        const int column = pieces.column(i);
+        if (column >= pieces.end) break;
+        store_columns(y_row, column, without_softmax(column, keys), whole);
       }
+      if (has_edge)
+        set_element<true>(y_row + pieces.edge, without_softmax(pieces.edge, keys).at(0));
       continue;
     }
     const float inverse = 1.0f / total.sum;
     const float total_base = base_of(total.top);
-#if HOLD
     const float factor =
         kThreads > 32 || kParts > 1 ? weight(top, total_base, p.scale) * inverse : inverse;
-#endif
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      if ((CAUSAL && !pieces.sees(i)) || (kCrowded && p.zero)) continue;
       float result[kLength];
 #if !HOLD
       forget(words[i], p);
@@ -139,16 +149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       }
       words[i] = rounded<X>(result);
     }
-    if (whole) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (column(i) < end) store_columns(y_row, column(i), words[i], true);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (column(i) < end) store_columns(y_row, column(i), words[i], false);
-      }
-    }
-  }
+    pieces.store_words(y_row, words, whole);
+    if (has_edge && pieces.edge < keys.count) set_element<true>(y_row + pieces.edge, edge * factor);
+  } while (!kOneTurn && (block_row += rows_of_a_turn()) < p.rows);
 }

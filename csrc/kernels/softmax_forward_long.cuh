@@ -39,7 +39,9 @@ struct Span {
       for (int i = 0; i < kBatch; ++i) {
         const int at = column + i * kThreads * kLength;
         if (at < seen_end) {
-          hide(words[i], at, keys);
+          MaskBytes mask;
+          if (MASK == 1) mask = mask_bytes(keys.hidden, keys.hidden + at);
+          hide(words[i], at, keys, mask);
         } else {
           words[i] = filled(kHidden);
         }
@@ -52,21 +54,7 @@ struct Span {
 __device__ __forceinline__ Part part_of_thread(const Span& span, float scale) {
   Part part = {negative_infinity(), 0.0f};
   span.for_each<false>(span.end < span.keys.count ? span.end : span.keys.count,
-                       [&](const Word(&words)[kBatch], int) {
-                         float top = part.top;
-#pragma unroll
-                         for (int i = 0; i < kBatch; ++i) top = top_of(words[i], top);
-                         const float base = base_of(top);
-                         part.sum *= weight(part.top, base, scale);
-#pragma unroll
-                         for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-                           for (int j = 0; j < kLength; ++j) {
-                             part.sum += weight(signed_logit(words[i].at(j)), base, scale);
-                           }
-                         }
-                         part.top = top;
-                       });
+                       [&](const Word(&words)[kBatch], int) { add_words(part, words, scale); });
   return part;
 }
 
@@ -86,12 +74,7 @@ __device__ __forceinline__ void write(const Span& span, X* y, const Part& total,
     for (int i = 0; i < kBatch; ++i) {
       const int at = column + i * kThreads * kLength;
       if (at >= span.end) continue;
-      float result[kLength];
-#pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        result[j] = weight(signed_logit(words[i].at(j)), base, scale) * inverse;
-      }
-      store_columns(y, at, rounded<X>(result), span.whole);
+      store_columns(y, at, softmax_of(words[i], base, inverse, scale), span.whole);
     }
   });
 }

@@ -6,6 +6,28 @@
 #include "softmax_logits.cuh"
 #include "softmax_tile.cuh"
 
+// The mask's bytes of a unit.
+struct MaskUnit {
+  unsigned words[(kUnit + 3) / 4];
+  __device__ __forceinline__ bool hides(int j) const { return words[j / 4] >> 8 * (j % 4) & 0xff; }
+};
+
+__device__ __forceinline__ MaskUnit mask_unit(const unsigned char* from) {
+  MaskUnit to{};
+  const bool aligned = reinterpret_cast<unsigned long long>(from) % kUnit == 0;
+  if (kUnit == 8 && aligned) {
+    const uint2 both = *reinterpret_cast<const uint2*>(from);
+    to.words[0] = both.x;
+    to.words[kUnit / 8] = both.y;
+  } else if (kUnit == 4 && aligned) {
+    to.words[0] = *reinterpret_cast<const unsigned*>(from);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) to.words[j / 4] |= from[j] << 8 * (j % 4);
+  }
+  return to;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     softmax_forward_tile(const X* __restrict__ x,
 #if MASK
@@ -42,35 +64,57 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       const bool active = r < rows;
       const Keys keys = active ? keys_of(tile_row + r, mask, first, p) : Keys{0, nullptr};
       X* row = tile + r * kCols;
-      const auto column = [](int i) { return i * kGroup + static_cast<int>(threadIdx.x) % kGroup; };
-      float values[kEach];
+      MaskUnit masks[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        if (MASK == 1 && active && has_unit(i)) {
+          masks[i] = mask_unit(keys.hidden + unit_column(i));
+        }
+      }
+      float values[kEach][kUnit];
       float top = negative_infinity();
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        values[i] = negative_infinity();
-        if (is_seen(keys, column(i))) {
-          const float logit = element(row[column(i)]);
-          values[i] = SCALE_SIGN == 0 ? logit * 0.0f : signed_logit(logit);
+        const Unit unit = has_unit(i) ? load<true, false, kUnit>(row + unit_column(i)) : Unit{};
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) {
+          float v = SCALE_SIGN == 0 ? unit.at(j) * 0.0f : signed_logit(unit.at(j));
+          if (!has_unit(i)) v = negative_infinity();
+          if ((CAUSAL || MASK == 2) && unit_column(i) + j >= keys.count) v = negative_infinity();
+          if (MASK == 1 && masks[i].hides(j)) v = negative_infinity();
+          values[i][j] = v;
+          top = fmaxf(top, v);
         }
-        top = fmaxf(top, values[i]);
       }
-      top = max_lanes<kGroup>(top);
-      const float base = base_of(top);
+      const float base = base_of(max_lanes<kGroup>(top));
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        values[i] = weight(values[i], base, p.scale);
-        sum += values[i];
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) {
+          values[i][j] = weight(values[i][j], base, p.scale);
+          sum += values[i][j];
+        }
       }
       sum = sum_lanes<kGroup>(sum);
+      if (!active) continue;
+      if (!(sum > 0.0f)) {
+#pragma unroll 1
+        for (int e = 0; e < kEach * kUnit; ++e) {
+          const int column = unit_column(e / kUnit) + e % kUnit;
+          if (column >= kCols) continue;
+          set_element<false>(row + column, is_seen(keys, column) ? not_a_number() : 0.0f);
+        }
+        continue;
+      }
       const float inverse = 1.0f / sum;
-      const bool regular = sum > 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        if (!active || column(i) >= kCols) continue;
-        float result = values[i] * inverse;
-        if (!regular) result = is_seen(keys, column(i)) ? not_a_number() : 0.0f;
-        set_element(row + column(i), result);
+        if (!has_unit(i)) continue;
+        float result[kUnit];
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) result[j] = values[i][j] * inverse;
+        store<true, false, kUnit>(row + unit_column(i), rounded<X>(result));
       }
     }
     __syncthreads();

@@ -8,9 +8,10 @@
 // jax.nn.softmax has it: NaN, +inf, -inf alone; hidden keys are 0 there too.
 #pragma once
 #include "reduce.cuh"
-#include "softmax_row.cuh"
+#include "softmax_hiding.cuh"
 
-// SCALE_SIGN -1, 0, 1. A scale of 0 leaves 0 of a finite logit and NaN of others (see seen_logits).
+// SCALE_SIGN -1, 0, 1. A scale of 0 leaves 0 of a finite logit and NaN of others (see
+// forget_finite).
 constexpr unsigned kHidden = infinity_bits(SCALE_SIGN >= 0, X{});
 
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
@@ -33,24 +34,72 @@ __device__ __forceinline__ float weight(float v, float base, float scale) {
   return exp2_flushed(fmaf(v, 0.5f, -0.5f * base) * scale);
 }
 
-// A word's logits, hidden ones -inf (or, where scale < 0, inf).
-__device__ __forceinline__ void hide(Word& word, int column, const Keys& keys) {
-#if SCALE_SIGN == 0
+// What a zero scale leaves of a logit.
+__device__ __forceinline__ void forget_finite(Word& word) {
   float zeros[kLength];
 #pragma unroll
   for (int j = 0; j < kLength; ++j) zeros[j] = word.at(j) * 0.0f;
   word = rounded<X>(zeros);
-#endif
-  if (!kEven || CAUSAL) hide_outside<kHidden>(word, column, keys.count);
-#if MASK == 1
-  hide_masked<kHidden>(word, mask_bytes(keys.hidden, column));
-#endif
 }
 
-__device__ __forceinline__ float top_of(const Word& word, float top) {
+// A word's logits, hidden ones -inf (or, where scale < 0, inf). `mask`: its columns' bytes.
+__device__ __forceinline__ void hide(Word& word, int column, const Keys& keys,
+                                     const MaskBytes& mask) {
+  if (SCALE_SIGN == 0) forget_finite(word);
+  if (!kEven || CAUSAL) hide_outside<kHidden>(word, column, keys.count);
+  if (MASK == 1) hide_masked<kHidden>(word, mask);
+}
+
+// The largest v of words; that of none is -inf.
+template <int kWords>
+__device__ __forceinline__ float top_of(const Word (&words)[kWords]) {
+  float top = negative_infinity();
+  if constexpr (sizeof(X) == 4) {
 #pragma unroll
-  for (int j = 0; j < kLength; ++j) top = fmaxf(top, signed_logit(word.at(j)));
+    for (int i = 0; i < kWords; ++i) {
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) top = fmaxf(top, signed_logit(words[i].at(j)));
+    }
+  } else {  // two at a time, before they are unpacked
+    unsigned pair = kHidden;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+#pragma unroll
+      for (int w = 0; w < words[i].kWords; ++w) {
+        pair = extreme_pair<(SCALE_SIGN >= 0)>(pair, words[i].words[w], X{});
+      }
+    }
+    const Vector<X, 2> both = {pair};
+    top = fmaxf(fmaxf(top, signed_logit(both.at(0))), signed_logit(both.at(1)));
+  }
   return top;
+}
+
+// Adds words to the part of a row that a thread has seen before.
+template <int kWords>
+__device__ __forceinline__ void add_words(Part& part, const Word (&words)[kWords], float scale) {
+  const float top = fmaxf(part.top, top_of(words));
+  const float base = base_of(top);
+  part.sum *= weight(part.top, base, scale);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      part.sum += weight(signed_logit(words[i].at(j)), base, scale);
+    }
+  }
+  part.top = top;
+}
+
+// A word's softmax, of a row whose sum is positive.
+__device__ __forceinline__ Word softmax_of(const Word& word, float base, float inverse,
+                                           float scale) {
+  float result[kLength];
+#pragma unroll
+  for (int j = 0; j < kLength; ++j) {
+    result[j] = weight(signed_logit(word.at(j)), base, scale) * inverse;
+  }
+  return rounded<X>(result);
 }
 
 // A word of a row that has no softmax.

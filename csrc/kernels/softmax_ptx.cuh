@@ -2,13 +2,54 @@
 // stands in for the device in tests, has what is written in their place.
 #pragma once
 #include "async.cuh"
+#include "elements.cuh"
 
 #ifdef __CUDA_ARCH__
+// The compiler moves no access to memory from one side of this to the other.
+__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
 // 2^x by one instruction, within 2 units in the last place; a result below 2^-126 is 0.
 __device__ __forceinline__ float exp2_flushed(float x) {
   float value;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
+}
+
+// The bytes of a register that the digits of `which` number, the lowest first.
+__device__ __forceinline__ unsigned picked_bytes(unsigned from, unsigned which) {
+  return __byte_perm(from, 0, which);
+}
+
+// Of each of two elements the larger, or the smaller; that of a NaN and a number is the number.
+template <bool kLargest>
+__device__ __forceinline__ unsigned extreme_pair(unsigned a, unsigned b, BFloat16) {
+  if constexpr (kLargest) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+  } else {
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+  }
+  return a;
+}
+template <bool kLargest>
+__device__ __forceinline__ unsigned extreme_pair(unsigned a, unsigned b, Float16) {
+  if constexpr (kLargest) {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+  } else {
+    asm("min.f16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+  }
+  return a;
+}
+
+// Adds 1 to a counter in shared memory and returns what it was. Orders nothing: an addition that
+// did would wait until what the warp has written is there.
+__device__ __forceinline__ unsigned count_up(unsigned* counter) {
+  const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(counter));
+  unsigned before;
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "r"(here)
+               : "memory");
+  return before;
 }
 
 // Writes a pair to where block `rank` of the cluster has what this one has at `mine`. Seen there
@@ -21,7 +62,25 @@ __device__ __forceinline__ void put_at_rank(float* mine, unsigned rank, float fi
                : "memory");
 }
 #else
+inline void keep_order() {}
 inline float exp2_flushed(float x) { return exp2f(x); }
+inline unsigned picked_bytes(unsigned from, unsigned which) {
+  unsigned to = 0;
+  for (int i = 0; i < 4; ++i) to |= (from >> 8 * (which >> 4 * i & 3) & 0xff) << 8 * i;
+  return to;
+}
+template <bool kLargest, typename T>
+inline unsigned extreme_pair(unsigned a, unsigned b, T) {
+  const Vector<T, 2> one{a}, other{b};
+  unsigned to = 0;
+  for (int i = 0; i < 2; ++i) {
+    const float x = one.at(i), y = other.at(i);
+    const bool first = y != y || (kLargest ? x > y : x < y);
+    to |= (first ? a : b) & 0xffffu << 16 * i;
+  }
+  return to;
+}
+inline unsigned count_up(unsigned* counter) { return (*counter)++; }
 inline void put_at_rank(float* mine, unsigned rank, float first, float second) {
   float* there = host::fibers[rank * host::per_block].shared + (mine - host::me().shared);
   there[0] = first;

@@ -19,14 +19,22 @@ constexpr bool kEven = kCols % kLength == 0;  // a row has as many words as it f
 constexpr int kWords = kEven ? kCols / kLength : (kCols + 2 * kLength - 2) / kLength;
 using Word = Vector<X, kLength>;
 
+// Divides a row's number below 2^31: n / value = n · factor / 2^(31 + shift), rounded down, which
+// is a tenth of the instructions of a division. Numbers of 64 bits are divided by `value`.
+struct Divisor {
+  long long value;
+  unsigned factor;
+  unsigned shift;
+};
+
 // The scalars of a launch (shardops/kernels/softmax_plan.py). A mask has as many rows as the dims
 // that it has give it: its row is that of the digits (row / mask_below[i]) % mask_size[i].
 struct Params {
   long long rows;
-  long long queries;   // CAUSAL: rows a batch entry
+  Divisor queries;     // CAUSAL: rows a batch entry
   long long diagonal;  // CAUSAL: query i sees keys up to i + *first + diagonal
-  long long mask_below[3];
-  long long mask_size[3];
+  Divisor mask_below[3];
+  Divisor mask_size[3];
   float scale;    // forward: 2 log2(e) |scale|
   unsigned zero;  // 0, which the compiler does not know
 };
@@ -34,8 +42,20 @@ struct Params {
 #if WIDE_ROWS
 using RowIndex = unsigned long long;
 #else
-using RowIndex = unsigned;  // its division takes a quarter of the time
+using RowIndex = unsigned;
 #endif
+
+__device__ __forceinline__ RowIndex quotient(RowIndex n, const Divisor& by) {
+#if WIDE_ROWS
+  return n / static_cast<RowIndex>(by.value);
+#else
+  return static_cast<RowIndex>(static_cast<unsigned long long>(n) * by.factor >> (31 + by.shift));
+#endif
+}
+
+__device__ __forceinline__ RowIndex remainder(RowIndex n, const Divisor& by) {
+  return n - quotient(n, by) * static_cast<RowIndex>(by.value);
+}
 
 // What a row sees: keys before `count` that its row of the mask, if any, does not hide.
 struct Keys {
@@ -54,18 +74,14 @@ __device__ __forceinline__ Keys keys_of(long long row, const unsigned char* mask
   Keys keys = {kCols, nullptr};
   const RowIndex index = static_cast<RowIndex>(row);
 #if CAUSAL
-  keys.count = causal_count(index % static_cast<RowIndex>(p.queries), first, p);
+  keys.count = causal_count(remainder(index, p.queries), first, p);
 #endif
 #if MASK
   long long mask_row = 0;
 #pragma unroll
   for (int i = 0; i < MASK_DIGITS; ++i) {
-    RowIndex digit = index;
-    const RowIndex below = static_cast<RowIndex>(p.mask_below[i]);
-    const RowIndex size = static_cast<RowIndex>(p.mask_size[i]);
-    if (below > 1) digit /= below;
-    if (digit >= size) digit %= size;
-    mask_row = mask_row * p.mask_size[i] + digit;
+    const RowIndex digit = remainder(quotient(index, p.mask_below[i]), p.mask_size[i]);
+    mask_row = mask_row * p.mask_size[i].value + digit;
   }
 #if MASK == 1  // a byte a key
   keys.hidden = mask + mask_row * kCols;
@@ -78,6 +94,22 @@ __device__ __forceinline__ Keys keys_of(long long row, const unsigned char* mask
 
 __device__ __forceinline__ bool is_seen(const Keys& keys, int column) {
   return column >= 0 && column < keys.count && !(MASK == 1 && keys.hidden[column]);
+}
+
+__device__ __forceinline__ float element(const X& value) {
+  return load<true, false, 1>(&value).at(0);
+}
+template <bool kStream>
+__device__ __forceinline__ void set_element(X* to, float value) {
+  const float one[1] = {value};
+  store<true, kStream, 1>(to, rounded<X>(one));
+}
+
+__device__ __forceinline__ Word filled(unsigned bits) {
+  Word to;
+#pragma unroll
+  for (int w = 0; w < to.kWords; ++w) to.words[w] = bits;
+  return to;
 }
 
 // ---- words -------------------------------------------------------------------------------------
@@ -136,102 +168,5 @@ __device__ __forceinline__ void store_columns(X* row, int column, const Word& fr
     store<true, true, kLength>(row + column, from);
   } else {
     store_elements(row, column, from, whole);
-  }
-}
-
-// Makes the compiler unpack a word anew: it would keep the elements unpacked since the word's last
-// use, twice the registers. ptxas sees through an empty asm, not through an unknown 0.
-__device__ __forceinline__ void forget(Word& word, const Params& p) {
-#pragma unroll
-  for (int w = 0; w < word.kWords; ++w) {
-    if constexpr (sizeof(X) < 4) word.words[w] += p.zero;
-  }
-}
-
-// ---- hiding ------------------------------------------------------------------------------------
-
-// The bits of an infinity in every element of a 32-bit register.
-__device__ constexpr unsigned infinity_bits(bool negative, float) {
-  return negative ? 0xff800000u : 0x7f800000u;
-}
-__device__ constexpr unsigned infinity_bits(bool negative, BFloat16) {
-  return negative ? 0xff80ff80u : 0x7f807f80u;
-}
-__device__ constexpr unsigned infinity_bits(bool negative, Float16) {
-  return negative ? 0xfc00fc00u : 0x7c007c00u;
-}
-
-__device__ __forceinline__ Word filled(unsigned bits) {
-  Word to;
-#pragma unroll
-  for (int w = 0; w < to.kWords; ++w) to.words[w] = bits;
-  return to;
-}
-
-// The bits of the first `count` elements of a word, as far as they are in its register w.
-__device__ __forceinline__ unsigned first_bits(int count, int w) {
-  const int bits = count * 8 * static_cast<int>(sizeof(X)) - 32 * w;
-  return bits <= 0 ? 0 : bits >= 32 ? 0xffffffffu : (1u << bits) - 1;
-}
-
-// Fills the elements before column 0 and from column `end` on.
-template <unsigned kFill>
-__device__ __forceinline__ void hide_outside(Word& word, int column, int end) {
-  if ((kEven || column >= 0) && column + kLength <= end) return;
-#pragma unroll
-  for (int w = 0; w < word.kWords; ++w) {
-    unsigned kept = first_bits(end - column, w);
-    if (!kEven) kept &= ~first_bits(-column, w);
-    word.words[w] = (word.words[w] & kept) | (kFill & ~kept);
-  }
-}
-
-// The mask's bytes of a word's columns. Those outside the row are any bytes of it.
-struct MaskBytes {
-  unsigned words[kLength / 4];
-};
-
-__device__ __forceinline__ MaskBytes mask_bytes(const unsigned char* hidden, int column) {
-  using Address = unsigned long long;
-  MaskBytes to;
-  const Address row = reinterpret_cast<Address>(hidden);
-  if (kEven && row % kLength == 0) {
-    if constexpr (kLength == 8) {
-      const uint2 both = *reinterpret_cast<const uint2*>(hidden + column);
-      to.words[0] = both.x;
-      to.words[1] = both.y;
-    } else {
-      to.words[0] = *reinterpret_cast<const unsigned*>(hidden + column);
-    }
-    return to;
-  }
-  const Address first = row / 4 * 4, last = (row + kCols - 1) / 4 * 4;
-  const Address at = row + column;
-  unsigned parts[kLength / 4 + 1];
-#pragma unroll
-  for (int i = 0; i <= kLength / 4; ++i) {
-    const Address word = at / 4 * 4 + 4 * i;
-    parts[i] = *reinterpret_cast<const unsigned*>(word < first ? first : word > last ? last : word);
-  }
-#pragma unroll
-  for (int i = 0; i < kLength / 4; ++i) {
-    const Address both = static_cast<Address>(parts[i + 1]) << 32 | parts[i];
-    to.words[i] = static_cast<unsigned>(both >> at % 4 * 8);
-  }
-  return to;
-}
-
-template <unsigned kFill>
-__device__ __forceinline__ void hide_masked(Word& word, const MaskBytes& mask) {
-#pragma unroll
-  for (int w = 0; w < word.kWords; ++w) {
-    unsigned bits;
-    if constexpr (sizeof(X) == 4) {
-      bits = (mask.words[0] >> 8 * w & 1) * 0xffffffffu;
-    } else {
-      const unsigned two = mask.words[w / 2] >> 16 * (w % 2);
-      bits = ((two & 1) | (two & 0x100) << 8) * 0xffffu;
-    }
-    word.words[w] = (word.words[w] & ~bits) | (kFill & bits);
   }
 }

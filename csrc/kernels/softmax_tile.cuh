@@ -1,8 +1,9 @@
 // Short rows, many to a block, between memory and shared memory as one run of 16-byte words.
 //
 // A tile is TILE_ROWS rows, whole words; in shared memory each of its rows is a team's, GROUP
-// neighbouring lanes: thread t has the row's elements t, t + GROUP, ... A row may start at any
-// element, which costs nothing there.
+// neighbouring lanes: lane t has the row's units t, t + GROUP, ... A unit is as many elements as
+// divide a row's length and a word's, up to a word, so that each lies in one place. A row may start
+// at any unit, which costs nothing there.
 #pragma once
 #include "reduce.cuh"
 #include "softmax_row.cuh"
@@ -14,7 +15,9 @@ constexpr int kTile = kTileRows * kCols;
 constexpr int kTileWords = kTile / kLength;
 constexpr int kCopies = (kTileWords + kThreads - 1) / kThreads;
 constexpr int kTeams = kThreads / kGroup;
-constexpr int kEach = (kCols + kGroup - 1) / kGroup;
+constexpr int kUnit = kEven ? kLength : kCols % 4 == 0 ? 4 : kCols % 2 == 0 ? 2 : 1;
+constexpr int kEach = (kCols / kUnit + kGroup - 1) / kGroup;
+using Unit = Vector<X, kUnit>;
 static_assert(kTile % kLength == 0, "a tile is whole words");
 static_assert(kTileRows % kTeams == 0, "all threads make the same number of turns");
 
@@ -25,11 +28,20 @@ __device__ __forceinline__ bool is_wanted(int word, long long tile_row, const in
   const int row = word * kLength / kCols;
   const int column = word * kLength - row * kCols;
   if (column + kLength > kCols) return true;
-  const RowIndex query = static_cast<RowIndex>(tile_row + row) % static_cast<RowIndex>(p.queries);
+  const RowIndex query = remainder(static_cast<RowIndex>(tile_row + row), p.queries);
   return column < causal_count(query, first, p);
 #else
   return true;
 #endif
+}
+
+// Column of a lane's i-th unit.
+__device__ __forceinline__ int unit_column(int i) {
+  return (i * kGroup + static_cast<int>(threadIdx.x) % kGroup) * kUnit;
+}
+
+__device__ __forceinline__ bool has_unit(int i) {
+  return (i + 1) * kGroup * kUnit <= kCols || unit_column(i) < kCols;
 }
 
 // `count` elements from memory: all words of the tile, or fewer in the last one.
@@ -76,14 +88,6 @@ __device__ __forceinline__ void write_tile(X* to, const X* tile, int count, bool
     }
   }
   copy_elements(to, tile, count, whole);
-}
-
-__device__ __forceinline__ float element(const X& value) {
-  return load<true, false, 1>(&value).at(0);
-}
-__device__ __forceinline__ void set_element(X* to, float value) {
-  const float one[1] = {value};
-  store<true, false, 1>(to, rounded<X>(one));
 }
 
 template <typename... Pointers>

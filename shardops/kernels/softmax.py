@@ -22,14 +22,15 @@ from shardops.kernels.target import current_target
 
 __all__ = ["MAX_KEYS", "backward_params", "forward_params", "softmax_backward", "softmax_forward"]
 
-# `Params` of csrc/kernels/softmax_row.cuh.
+# `Divisor` and `Params` of csrc/kernels/softmax_row.cuh.
+_DIVISOR = np.dtype([("value", np.int64), ("factor", np.uint32), ("shift", np.uint32)])
 _PARAMS = np.dtype(
     [
         ("rows", np.int64),
-        ("queries", np.int64),
+        ("queries", _DIVISOR),
         ("diagonal", np.int64),
-        ("mask_below", np.int64, MAX_MASK_DIGITS),
-        ("mask_size", np.int64, MAX_MASK_DIGITS),
+        ("mask_below", _DIVISOR, MAX_MASK_DIGITS),
+        ("mask_size", _DIVISOR, MAX_MASK_DIGITS),
         ("scale", np.float32),
         ("zero", np.uint32),
     ],
@@ -132,12 +133,24 @@ def _params(
 ) -> np.void:
     params = np.zeros(1, _PARAMS)[0]
     params["rows"] = math.prod(shape[:-1])
-    params["queries"] = shape[-2] if len(shape) > 1 else 1
+    params["queries"] = _divisor(shape[-2] if len(shape) > 1 else 1)
     params["diagonal"] = diagonal or 0
     for i, (below, size) in enumerate(digits):
-        params["mask_below"][i], params["mask_size"][i] = below, size
+        params["mask_below"][i], params["mask_size"][i] = _divisor(below), _divisor(size)
     params["scale"] = scale
     return params
+
+
+def _divisor(value: int) -> tuple[int, int, int]:
+    """The divisor, and a factor and a shift that divide numbers below 2^31 by it.
+
+    With 2^s >= value, the factor is 2^(31 + s) / value, rounded up: by less than 1, so that n times
+    it is less than 2^(31 + s) too large, and the quotient right.
+    """
+    if value >= 2**31:  # of 64-bit numbers, which are divided as they are
+        return value, 0, 0
+    shift = (value - 1).bit_length()
+    return value, -(-(2 ** (31 + shift)) // value), shift
 
 
 def _fitted(

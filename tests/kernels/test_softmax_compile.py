@@ -17,8 +17,8 @@ except errors.KernelUnavailableError as error:
     pytest.skip(f"{error}", allow_module_level=True)
 
 SM_COUNTS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}
-# Tiles, part of a warp, one warp, odd rows, blocks, clusters or else two passes.
-LENGTHS = (24, 33, 512, 1000, 1024, 3000, 3001, 8192, 32768, 262144, 2**21)
+# Tiles, part of a warp, one warp, odd rows, blocks, streams, clusters or else two passes.
+LENGTHS = (24, 33, 512, 1000, 1024, 3000, 3001, 8192, 32768, 65536, 65537, 262144, 2**21)
 OPTIONS = (
     {},
     {"causal": True},
@@ -58,4 +58,5 @@ def test_softmax_kernels_compile_without_spilling(arch_index, arch):
                 names.add(kernel.name)
                 compiled += 1
     print(f"{compiled} kernels for {arch}")
-    assert len(names) == 6
+    # Without clusters nothing streams.
+    assert len(names) == (6 if arch == "sm_80" else 8)

@@ -30,10 +30,18 @@ CLUSTER = Geometry("registers", 32, parts=2)
 WIDE_CLUSTER = Geometry("registers", 64, parts=3, hold=False)
 LONG = Geometry("long", 32)
 LONG_CLUSTER = Geometry("long", 64, parts=2)
+EIGHT_WORDS = Geometry("registers", 32, 1, hold=False)
+TILE_OF_4 = Geometry("tile", 32, 32, group=4)
+STAGED = Geometry("staged", 32, batch=2, depth=3)
+STAGED_CLUSTER = Geometry("staged", 64, parts=2, batch=1, depth=2)
 STAGES = Geometry("long", 32, parts=3, stages=2)
 
 CASES = {
     "tile, causal": (Case((4, 10, 33), diagonal=20), None),
+    "tile, mask of queries": (
+        Case((2, 333, 13), "bfloat16", (1, 333, 1), scale=-0.5), Geometry("tile", 64, 128)),
+    "tile, rows of one thread, causal": (
+        Case((3, 67, 9), "float32", diagonal=-3), Geometry("tile", 32, 64)),
     "tile of one key, misaligned": (Case((300, 1), "float16", offset=1), None),
     "tile, causal, mask of the batch": (
         Case((2, 9, 21, 36), "float32", (2, 1, 1, 36), 15, scale=-0.5), None),
@@ -46,11 +54,22 @@ CASES = {
     "block, mask of heads, odd": (Case((2, 3, 2, 301), "float32", (1, 3, 1, 301), 250), BLOCK),
     "block, mask of queries": (Case((2, 6, 304), "float16", (1, 6, 1)), BLOCK),
     "computed twice": (Case((6, 232), "bfloat16", (6, 232), scale=0.0), TWICE),
+    "eight words, odd, causal, mask of queries and keys": (
+        Case((2, 2, 3, 2011), "bfloat16", (1, 1, 3, 2011), 1000, 5, scale=-1.0), EIGHT_WORDS),
     "cluster, misaligned": (Case((3, 264), "float32", scale=-2.0, offset=1), CLUSTER),
     "cluster, odd, causal, both masks": (
         Case((2, 3, 4, 515), "float16", (2, 1, 4, 515), 300, 17), WIDE_CLUSTER),
     "long": (Case((2, 2, 2203), "bfloat16", (2, 1, 2203), 2000), LONG),
     "long, cluster": (Case((3, 1000), "float32"), LONG_CLUSTER),
+    "staged": (Case((5, 1200), "bfloat16"), STAGED),
+    "staged, deeper than a row": (Case((9, 300), "float32"), Geometry("staged", 64, depth=5)),
+    "staged, odd, causal, mask of queries and keys": (
+        Case((2, 2, 7, 1203), "float16", (1, 1, 7, 1203), 800, 60), STAGED),
+    "staged, causal, mask of queries": (
+        Case((2, 2, 7, 1208), "bfloat16", (1, 1, 7, 1), 800, -300, scale=-0.5), STAGED),
+    "staged, cluster, odd": (Case((5, 2003), "bfloat16", offset=3), STAGED_CLUSTER),
+    "staged, cluster, misaligned": (
+        Case((2, 5, 1000), "float32", (2, 1, 1000), 300, offset=1), STAGED_CLUSTER),
     "long, two stages, misaligned": (
         Case((2, 2, 803), "float16", (1, 2, 803), 400, 1, offset=1), STAGES),
 }  # fmt: skip
@@ -97,7 +116,16 @@ def test_softmax_kernels_match_float64(case, built, rng, capfd):
 
 @pytest.mark.parametrize(
     "geometry, scale",
-    [(None, 0.7), (BLOCK, 0.7), (BLOCK, -0.7), (BLOCK, 0.0), (CLUSTER, 0.7), (LONG, 0.7)],
+    [
+        (None, 0.7),
+        (TILE_OF_4, 0.7),
+        (BLOCK, 0.7),
+        (BLOCK, -0.7),
+        (BLOCK, 0.0),
+        (CLUSTER, 0.7),
+        (STAGED, 0.7),
+        (LONG, 0.7),
+    ],
 )
 def test_not_finite_acts_as_in_float64(geometry, scale, built, rng):
     """NaN and infinities that are seen or hidden, and rows of nothing but them."""
@@ -120,7 +148,9 @@ def test_not_finite_acts_as_in_float64(geometry, scale, built, rng):
     assert (got[mask] == 0).all()
 
 
-@pytest.mark.parametrize("geometry", [None, BLOCK, LONG], ids=["tile", "block", "long"])
+@pytest.mark.parametrize(
+    "geometry", [TILE_OF_4, BLOCK, STAGED, LONG], ids=["tile", "block", "staged", "long"]
+)
 def test_gradient_of_not_finite_stays_in_its_row(geometry, built, rng):
     case = Case((3, 2, 203), "float32", diagonal=100)
     y, dy = np.abs(case.draw(rng)), case.draw(rng)
@@ -143,16 +173,39 @@ def test_logits_far_apart_and_far_from_zero(built):
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-30)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_dtype_at_every_place_in_a_word(dtype, built, rng):
-    """Rows of an odd length start at each place; the last one ends the buffer."""
-    case = Case((17, 45), dtype)
-    geometry = Geometry("registers", 16, 2)
-    x, dy = case.draw(rng), case.draw(rng)
-    got = run_forward(case, TARGET, built, x, None, geometry)
-    nothing = np.zeros(case.shape, bool)
-    want = forward_float64(x, nothing, case.scale)
+TILE = Geometry("tile", 32, 32, group=2)
+SIXTEEN = Geometry("registers", 16, 2)
+BATCHES = Geometry("staged", 32, batch=2, depth=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("geometry", [TILE, SIXTEEN, BATCHES], ids=["tile", "registers", "staged"])
+def test_each_dtype_at_every_place_in_a_word(geometry, dtype, built, rng):
+    """Rows of an odd length start at each place; the last one ends the buffer. Masks do too."""
+    case = Case((17, 45), dtype, (17, 45))
+    x, dy, mask = case.draw(rng), case.draw(rng), case.draw_mask(rng)
+    check_both(case, geometry, built, x, mask, dy, case.draw(rng))
+
+
+@pytest.mark.parametrize("geometry", [TILE, SIXTEEN, BATCHES], ids=["tile", "registers", "staged"])
+@pytest.mark.parametrize("keys", [45, 48])
+def test_buffers_start_at_every_place_in_a_word(keys, geometry, built, rng, capfd):
+    """Together, which odd rows can share words at, and each at its own."""
+    for place, other in [(n, n) for n in range(1, 8)] + [(0, 1), (3, 4), (7, 2)]:
+        case = Case((6, keys), "bfloat16", (6, keys), offset=place)  # of the results too
+        x, dy, mask = case.draw(rng, other), case.draw(rng), case.draw_mask(rng)
+        check_both(case, geometry, built, x, mask, dy, case.draw(rng, other))
+    complaints = capfd.readouterr().err
+    assert "misaligned" not in complaints, complaints
+
+
+def check_both(case: Case, geometry, built, x, mask, dy, y) -> None:
+    got = run_forward(case, TARGET, built, x, mask, geometry)
+    want = forward_float64(x, mask, case.scale)
     assert_rows_close("y", got, want, want.max(-1, keepdims=True))
-    dx = run_backward(case, TARGET, built, dy, got, geometry)
+    assert (got[mask] == 0).all()
+    y[...] = got
+    nothing = np.zeros(case.shape, bool)
+    dx = run_backward(case, TARGET, built, dy, y, geometry)
     unit = got.astype(np.float64).max(-1, keepdims=True) * np.abs(dy.astype(np.float64)).max()
-    assert_rows_close("dx", dx, backward_float64(dy, got, nothing, case.scale), 2 * unit)
+    assert_rows_close("dx", dx, backward_float64(dy, y, nothing, case.scale), 2 * unit)

@@ -49,7 +49,8 @@ def test_kernels_are_chosen_by_length_and_gpu():
 
     assert names(33, GPU) == ["softmax_forward_tile"]
     assert names(4096, GPU) == ["softmax_forward"]
-    assert names(2**18, GPU) == ["softmax_forward"]
+    assert names(2**15, GPU) == ["softmax_forward"]
+    assert names(2**18, GPU) == ["softmax_forward_staged"]
     assert names(2**22, GPU) == ["softmax_forward_long"]
     assert names(2**18, OLD) == ["softmax_forward_long"] * 2
 

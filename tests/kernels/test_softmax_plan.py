@@ -51,7 +51,7 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
         assert threads % 32 == 0
         assert 1 <= launch.grid[0] <= 2**31 - 1
         assert launch.grid[1:] == (1, 1)
-        assert launch.shared_bytes <= min(target.shared_bytes, 99 * 1024)
+        assert launch.shared_bytes <= target.shared_bytes
         assert launch.cluster[1:] == (1, 1)
         assert launch.cluster[0] <= (16 if target.arch == "sm_90" else 8)
         assert launch.cluster[0] == 1 or clusters
@@ -67,15 +67,18 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
             parts = constants["PARTS"]
             assert launch.block[0] == constants["THREADS_PER_ROW"]
             assert launch.grid[0] % parts == 0
-            words = -(-problem.words // parts)
-            if launch.kernel.name.endswith("_long"):
+            if launch.kernel.name.endswith("_staged"):
+                check_staged(launch, constants, problem, operands)
+            elif launch.kernel.name.endswith("_long"):
                 assert constants["STAGE"] == (0 if len(plan.launches) == 1 else 1) or plan.workspace
                 assert launch.cluster[0] == (1 if plan.workspace else parts)
                 assert launch.block[1] == 1
             else:
                 assert launch.cluster[0] == parts
                 assert launch.block[1] == constants["ROWS_PER_BLOCK"]
-                each = -(-words // launch.block[0])
+                each = -(-problem.whole_words // (parts * launch.block[0]))
+                assert problem.even or launch.block[0] >= 2 * (problem.vector - 1)
+                assert problem.even or problem.whole_words > 0
                 assert each * 4 * operands <= 32, "a thread's words are at most 32 registers"
                 rows_at_once = launch.grid[0] // parts * launch.block[1]
                 assert rows_at_once >= min(problem.rows, 2**31 // parts - parts)
@@ -85,6 +88,24 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
         assert [dict(launch.kernel.constants)["STAGE"] for launch in plan.launches] == [1, 2]
         parts = dict(plan.launches[0].kernel.constants)["PARTS"]
         assert plan.workspace == (problem.rows, parts, 2)
+
+
+def check_staged(launch, constants, problem: SoftmaxProblem, operands: int) -> None:
+    """A row's part fits in the places for chunks, and these in shared memory."""
+    parts, chunk = constants["PARTS"], constants["BATCH"] * launch.block[0]
+    words = -(-problem.words // parts)
+    chunks = -(-words // chunk)
+    assert launch.cluster[0] == parts
+    assert launch.block[1:] == (1, 1)
+    assert chunks <= constants["DEPTH"]
+    assert launch.shared_bytes == constants["SHARED_BYTES"]
+    control = launch.shared_bytes - constants["DEPTH"] * chunk * 16 * operands
+    assert control % 128 == 0
+    warps = launch.block[0] // 32
+    assert control >= 20 * constants["DEPTH"] + 16 * (warps + parts * (parts > 1))
+    assert chunks < constants["DEPTH"] or launch.grid[0] == parts * min(
+        problem.rows, (2**31 - 1) // parts
+    )
 
 
 def check_tile(launch, constants, problem: SoftmaxProblem, operands: int) -> None:
@@ -163,3 +184,15 @@ def test_mask_with_too_many_digits_grows():
     assert kind == 1
     assert all(m in (1, n) for m, n in zip(fitted.shape, shape, strict=True))
     assert digits == mask_rows(shape[:-1], fitted.shape[:-1])
+
+
+@given(
+    value=st.one_of(st.integers(1, 2**31 - 1), st.integers(0, 30).map(lambda n: 2**n)),
+    number=st.integers(0, 2**31 - 1),
+)
+def test_factor_and_shift_divide_every_row_number(value, number):
+    exact, factor, shift = softmax._divisor(value)
+    assert exact == value
+    assert factor < 2**32
+    for n in (number, number // value * value, max(0, number // value * value - 1), 2**31 - 1):
+        assert n * factor >> (31 + shift) == n // value

@@ -1,0 +1,160 @@
+"""Softmax calls that are timed: their arrays, the bytes that they must move, and raw launches."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raw_launch import Call, Device
+from shardops.kernels import softmax, softmax_plan
+from shardops.kernels.element_types import TYPE_BYTES
+from shardops.kernels.softmax_plan import Plan, SoftmaxProblem
+
+SCALE = 0.125
+# plain; later keys hidden; a mask of the batch's keys; one of queries and keys, shared by heads.
+KINDS = ("plain", "causal", "masked", "heads")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Forward or backward of logits of `shape`, [batch, heads, queries, keys]."""
+
+    direction: str
+    kind: str
+    shape: tuple[int, int, int, int]
+    dtype: str
+
+    @property
+    def operands(self) -> int:
+        return 1 if self.direction == "forward" else 2
+
+    @property
+    def masked(self) -> bool:
+        return self.direction == "forward" and self.kind in ("masked", "heads")
+
+    @property
+    def mask_shape(self) -> tuple[int, int, int, int]:
+        batch, _, queries, keys = self.shape
+        return (batch, 1, queries if self.kind == "heads" else 1, keys)
+
+    @property
+    def digits(self) -> tuple[tuple[int, int], ...]:
+        return softmax_plan.mask_rows(self.shape[:-1], self.mask_shape[:-1]) if self.masked else ()
+
+    @property
+    def diagonal(self) -> int | None:
+        return 0 if self.kind == "causal" else None
+
+    @property
+    def problem(self) -> SoftmaxProblem:
+        return SoftmaxProblem(
+            rows=math.prod(self.shape[:-1]),
+            keys=self.shape[-1],
+            x=self.dtype,
+            mask=1 if self.masked else 0,
+            digits=len(self.digits),
+            causal=self.diagonal is not None,
+        )
+
+    @cached_property
+    def bytes(self) -> int:
+        """Operands, as far as they are seen, once, and the result once."""
+        *batch, queries, keys = self.shape
+        seen = math.prod(self.shape)
+        if self.kind == "causal":
+            seen = math.prod(batch) * sum(min(q + 1, keys) for q in range(queries))
+        elements = self.operands * seen + math.prod(self.shape)
+        return elements * TYPE_BYTES[self.dtype] + self.masked * math.prod(self.mask_shape)
+
+    def arrays(self, seed: int) -> list[jax.Array]:
+        """dy and y, or x and perhaps a mask; y is a softmax, so that gradients are of its size."""
+        draw = jax.random.normal(jax.random.key(seed), self.shape, jnp.dtype(self.dtype))
+        if self.direction == "backward":
+            logits = jax.random.normal(jax.random.key(seed + 1), self.shape, jnp.float32)
+            return [draw, jax.nn.softmax(logits).astype(self.dtype)]
+        if self.masked:
+            return [draw, jax.random.uniform(jax.random.key(99), self.mask_shape) < 0.3]
+        return [draw]
+
+    def plan(self, target: Any, geometry: Any = None) -> Plan:
+        if self.direction == "forward":
+            return softmax_plan.forward_plan(self.problem, target, geometry)
+        return softmax_plan.backward_plan(self.problem, target, geometry)
+
+
+@jax.jit
+def _forward(x, hide):
+    logits = jnp.where(hide, -jnp.inf, x.astype(jnp.float32) * SCALE)
+    return jax.nn.softmax(logits)
+
+
+@jax.jit
+def _backward(dy, y, hide):
+    dy, y = (jnp.where(hide, 0, a.astype(jnp.float32)) for a in (dy, y))
+    return SCALE * y * (dy - (y * dy).sum(-1, keepdims=True))
+
+
+class RawRun:
+    """A case's arrays on the GPU, in two sets, and launches of them without XLA in between."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        self._sets = [case.arrays(2 * i) for i in range(2)]
+        dtype = jnp.dtype(case.dtype)
+        self._results = [jnp.full(case.shape, jnp.nan, dtype) for _ in range(2)]
+        jax.block_until_ready([self._sets, self._results])
+
+    def calls(self, device: Device, plan: Plan, cubins: list[bytes]) -> list[Call]:
+        """The launches on the first set, then those on the second."""
+        case = self.case
+        if case.direction == "forward":
+            params = softmax.forward_params(case.shape, SCALE, case.diagonal, case.digits)
+        else:
+            params = softmax.backward_params(case.shape, SCALE, case.diagonal)
+        found = []
+        for arrays, result in zip(self._sets, self._results, strict=True):
+            lists = [[*arrays, result]]
+            if plan.workspace is not None:
+                parts = jnp.zeros(plan.workspace, jnp.float32)
+                lists = [[*arrays, parts], [*arrays, parts, result]]
+            found += [
+                Call(device, launch, cubin, operands, [params])
+                for launch, cubin, operands in zip(plan.launches, cubins, lists, strict=True)
+            ]
+        return found
+
+    @cached_property
+    def _some_rows(self) -> np.ndarray:
+        rows = math.prod(self.case.shape[:-1])
+        few = max(1, min(rows, 2**22 // self.case.shape[-1]))
+        return np.unique(np.linspace(0, rows - 1, few).astype(np.int64))
+
+    @cached_property
+    def _wanted(self) -> jax.Array:
+        case, rows = self.case, self._some_rows
+        keys = case.shape[-1]
+        hide = jnp.zeros((1, 1), bool)
+        if case.kind == "causal":
+            hide = jnp.arange(keys) > jnp.asarray(rows % case.shape[-2])[:, None]
+        first = [a.reshape(-1, keys)[rows] for a in self._sets[0][: case.operands]]
+        if not case.masked:
+            return (_forward if case.operands == 1 else _backward)(*first, hide)
+        mask = jnp.broadcast_to(self._sets[0][1], case.shape).reshape(-1, keys)[rows]
+        return _forward(*first, mask)
+
+    def error(self) -> float:
+        """Of some rows of the first set's result, against float32, to the largest number."""
+        # A copy: the launches wrote behind JAX's back.
+        got = jnp.array(self._results[0]).reshape(-1, self.case.shape[-1])[self._some_rows]
+        wrong = jnp.abs(got.astype(jnp.float32) - self._wanted).max()
+        return float(wrong / jnp.abs(self._wanted).max())
+
+    def forget_results(self) -> None:
+        """So that what a launch does not write shows."""
+        nan = jnp.full(self.case.shape, jnp.nan, jnp.dtype(self.case.dtype))
+        self._results = [jnp.array(nan), jnp.array(nan)]
+        jax.block_until_ready(self._results)

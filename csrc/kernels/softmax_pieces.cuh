@@ -1,0 +1,149 @@
+// A row in registers: its whole words, and the few elements before the first and after the last.
+//
+// A row of COLS elements need not start or end on a 16-byte boundary. Its threads have its whole
+// words, kThreads apart, none of which holds anything of another row. Of the elements outside them,
+// fewer than two words, the row's first threads have one each.
+//
+// Where the pointers of a launch differ in alignment, a word is read or written element by element
+// and the first starts at column 0. A branch, the same for all threads, decides.
+#pragma once
+#include "softmax_hiding.cuh"
+#include "softmax_reduce.cuh"
+
+constexpr int kThreads = THREADS_PER_ROW;
+constexpr int kRows = ROWS_PER_BLOCK;
+constexpr int kParts = PARTS;
+constexpr int kWholeWords = kCols / kLength;
+constexpr int kPartWords = (kWholeWords + kParts - 1) / kParts;
+constexpr int kCount = (kPartWords + kThreads - 1) / kThreads;
+// Words that each block has and that every row sees: a thread's need no test.
+constexpr int kSureWords = CAUSAL || MASK == 2 ? 0
+                           : kParts == 1       ? kWholeWords - (kEven ? 0 : 1)
+                           : kEven && kPartWords * kParts == kWholeWords ? kPartWords
+                                                                         : 0;
+static_assert(kThreads * kRows % 32 == 0, "a block is whole warps");
+static_assert(kEven || (kThreads >= 2 * (kLength - 1) && kCols >= kLength), "a thread an element");
+
+// A grid has blocks for all rows that are counted in 32 bits.
+constexpr bool kOneTurn = kParts == 1 && !WIDE_ROWS;
+__device__ __forceinline__ long long rows_of_a_turn() {
+  return static_cast<long long>(gridDim.x / kParts) * kRows;
+}
+
+struct Pieces {
+  static constexpr int kStride = kThreads * kLength;
+
+  int first;  // column of this thread's first word
+  int end;    // the block's words end at this column
+  int seen;   // those that the row sees at all end at this or before
+  int edge;   // column of this thread's element outside of words; kCols: none
+
+  __device__ __forceinline__ Pieces(const X* row, bool whole, int part, int count) {
+    constexpr int kSize = static_cast<int>(sizeof(X));
+    const int place = static_cast<int>(reinterpret_cast<unsigned long long>(row) % 16);
+    const int head = kEven || !whole ? 0 : (16 - place) % 16 / kSize;
+    const int past = kEven ? kCols : head + (kCols - head) / kLength * kLength;
+    first = head + (part * kPartWords + static_cast<int>(threadIdx.x)) * kLength;
+    end = past;
+    if (kParts > 1) {
+      const int part_end = head + (part + 1) * kPartWords * kLength;
+      end = part_end < past ? part_end : past;
+    }
+    seen = end < count ? end : count;
+    edge = kCols;
+    if (!kEven && part == 0) {
+      const int at = static_cast<int>(threadIdx.x);
+      if (at < head + kCols - past) edge = at < head ? at : past + at - head;
+    }
+  }
+
+  __device__ __forceinline__ int column(int i) const { return first + i * kStride; }
+
+  // Whether this thread has an i-th word, of which the row sees any.
+  __device__ __forceinline__ bool sees(int i) const {
+    return (i + 1) * kThreads <= kSureWords || column(i) < seen;
+  }
+
+  __device__ __forceinline__ void load_words(Word (&to)[kCount], const X* row, bool whole) const {
+    if (whole) {
+      load_each<true>(to, row);
+    } else {
+      load_each<false>(to, row);
+    }
+  }
+  // Of two rows in turn.
+  __device__ __forceinline__ void load_words(Word (&to)[kCount], const X* row,
+                                             Word (&to_too)[kCount], const X* row_too,
+                                             bool whole) const {
+    if (whole) {
+      load_each<true>(to, row, to_too, row_too);
+    } else {
+      load_each<false>(to, row, to_too, row_too);
+    }
+  }
+  __device__ __forceinline__ void store_words(X* row, const Word (&from)[kCount],
+                                              bool whole) const {
+    if (whole) {
+      store_each<true>(row, from);
+    } else {
+      store_each<false>(row, from);
+    }
+  }
+
+  // Zeros for what the row sees nothing of: there is no need to wait for what it sees.
+  __device__ __forceinline__ void store_zeros(X* row, int count, bool whole) const {
+    if (whole) {
+      zero_each<true>(row);
+    } else {
+      zero_each<false>(row);
+    }
+    if (!kEven && edge < kCols && edge >= count) set_element<true>(row + edge, 0.0f);
+  }
+
+ private:
+  template <bool kAligned, typename... Others>
+  __device__ __forceinline__ void load_each(Word (&to)[kCount], const X* row,
+                                            Others&... others) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (sees(i)) load_ith<kAligned>(i, to, row, others...);
+      if (!kAligned) keep_order();  // single elements of all words at once are too many registers
+    }
+  }
+  template <bool kAligned, typename... Others>
+  __device__ __forceinline__ void load_ith(int i, Word (&to)[kCount], const X* row,
+                                           Others&... others) const {
+    to[i] = load<kAligned, true, kLength>(row + first + i * kStride);
+    if constexpr (sizeof...(others) > 0) load_ith<kAligned>(i, others...);
+  }
+
+  template <bool kAligned>
+  __device__ __forceinline__ void store_each(X* row, const Word (&from)[kCount]) const {
+    X* own = row + first;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (sees(i)) store<kAligned, true, kLength>(own + i * kStride, from[i]);
+      if (!kAligned) keep_order();
+    }
+  }
+
+  template <bool kAligned>
+  __device__ __forceinline__ void zero_each(X* row) const {
+    X* own = row + first;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (column(i) >= seen && column(i) < end) {
+        store<kAligned, true, kLength>(own + i * kStride, filled(0));
+      }
+    }
+  }
+};
+
+// Makes the compiler unpack words anew: it would keep the elements unpacked since the words' last
+// use, twice the registers. ptxas sees through an empty asm, not through an unknown 0.
+__device__ __forceinline__ void forget(Word& word, const Params& p) {
+#pragma unroll
+  for (int w = 0; w < word.kWords; ++w) {
+    if constexpr (sizeof(X) < 4) word.words[w] += p.zero;
+  }
+}
