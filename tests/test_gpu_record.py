@@ -1,0 +1,44 @@
+"""What the record of GPU tests takes from runs of a part of them."""
+
+import json
+
+import pytest
+
+from tests.gpu import record
+
+WHOLE = {"tests/gpu/a.py::one": "passed", "tests/gpu/a.py::two": "failed"}
+
+
+@pytest.fixture
+def written(monkeypatch, tmp_path):
+    """Runs in turn (outcomes, whole, sources, machine), and what is kept."""
+
+    def run(*runs):
+        outcomes = tmp_path / "out" / "outcomes.json"
+        monkeypatch.setattr(record, "OUTCOMES", outcomes)
+        for results, whole, sources, machine in runs:
+            monkeypatch.setattr(record, "digest", lambda s=sources: s)
+            monkeypatch.setattr(record, "machine", lambda m=machine: {"device": m})
+            record.keep_outcomes(results, whole=whole)
+        return json.loads(outcomes.read_text())
+
+    return run
+
+
+def test_a_part_after_a_whole_run_replaces_its_outcomes(written) -> None:
+    again = {"tests/gpu/a.py::two": "passed"}
+    kept = written((WHOLE, True, "s", "gpu"), (again, False, "s", "gpu"))
+    assert kept["whole"]
+    assert kept["outcomes"] == {name: "passed" for name in WHOLE}
+
+
+@pytest.mark.parametrize(("sources", "machine"), [("other", "gpu"), ("s", "other")])
+def test_a_part_on_other_sources_or_another_machine_is_a_part(written, sources, machine) -> None:
+    again = {"tests/gpu/a.py::two": "passed"}
+    kept = written((WHOLE, True, "s", "gpu"), (again, False, sources, machine))
+    assert not kept["whole"]
+    assert kept["outcomes"] == again
+
+
+def test_a_part_alone_is_a_part(written) -> None:
+    assert not written((WHOLE, False, "s", "gpu"))["whole"]
