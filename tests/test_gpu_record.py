@@ -29,7 +29,7 @@ def test_a_part_after_a_whole_run_replaces_its_outcomes(written) -> None:
     again = {"tests/gpu/a.py::two": "passed"}
     kept = written((WHOLE, True, "s", "gpu"), (again, False, "s", "gpu"))
     assert kept["whole"]
-    assert kept["outcomes"] == {name: "passed" for name in WHOLE}
+    assert kept["outcomes"] == dict.fromkeys(WHOLE, "passed")
 
 
 @pytest.mark.parametrize(("sources", "machine"), [("other", "gpu"), ("s", "other")])
