@@ -1,0 +1,41 @@
+// Largest magnitudes, by keys: the bits of a float32 without its sign, one place up, whose order is
+// theirs, with infinity and NaN on top. Keys that leave these two out are 2^24 higher: the sum
+// wraps around for them, to below the key of 0.
+#pragma once
+#include "quantize_ptx.cuh"
+#include "reduce.cuh"
+
+constexpr unsigned kFiniteZero = 0x01000000u;
+
+__device__ __forceinline__ unsigned magnitude_key(float value) {
+  return __float_as_uint(value) << 1;
+}
+__device__ __forceinline__ unsigned finite_key(float value) {
+  return (__float_as_uint(value) << 1) + kFiniteZero;
+}
+__device__ __forceinline__ unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
+
+// Float32 bits of the magnitude with such a key; one NaN stands for all.
+__device__ __forceinline__ unsigned bits_of_magnitude(unsigned key) {
+  return key > 0xff000000u ? 0x7fc00000u : key >> 1;
+}
+__device__ __forceinline__ unsigned bits_of_finite(unsigned key) {
+  return key < kFiniteZero ? 0u : (key - kFiniteZero) >> 1;
+}
+
+// Over lanes that differ in bits kFrom, 2 kFrom, ..., kTo / 2 of their number.
+template <int kFrom, int kTo>
+__device__ __forceinline__ unsigned largest_of_lanes(unsigned key) {
+#pragma unroll
+  for (int offset = kFrom; offset < kTo; offset *= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, __uint_as_float(key), offset);
+    key = larger(key, __float_as_uint(other));
+  }
+  return key;
+}
+
+// Tells of a magnitude: seldom, since most are not above what was seen when the block began.
+__device__ __forceinline__ void report(unsigned* amax, unsigned seen, unsigned key) {
+  const unsigned bits = bits_of_magnitude(key);
+  if (bits > seen) raise_to(amax, bits);
+}
