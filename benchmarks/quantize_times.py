@@ -1,7 +1,8 @@
 """Times the quantising kernels, alone and in the norms, launched without XLA.
 
     python benchmarks/quantize_times.py [--cols 1024,4096] [--only quantize|norm] [--mib 128]
-        [--dtype bfloat16] [--min-blocks 2,3,4] [--pack DIR] [--json FILE]
+        [--dtype bfloat16] [--min-blocks 2,3,4] [--sweep-rows] [--match TEXT] [--pack DIR]
+        [--json FILE]
 
 Of each case the median of a few series of launches, by events. fraction = (bytes that must move: x
 in once, a residual in and h out, the 8-bit data and their scales out) / time / copy bandwidth of
@@ -10,6 +11,7 @@ compiles what a run needs into a pack; name that in SHARDOPS_KERNEL_PACK.
 """
 
 import argparse
+import itertools
 import json
 import math
 import pathlib
@@ -17,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +31,7 @@ from shardops.kernels.launch import Launch
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
+    RowGeometry,
     params_of,
     quantized_forward_plan,
 )
@@ -86,7 +90,18 @@ def quantize_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Cas
             yield Case(f"quantize {recipe} {layout}", launches, arrays, scalars, sizes, moved)
 
 
-def norm_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Case]:
+def row_shapes(norm: NormProblem) -> Iterator[RowGeometry | None]:
+    """Launch shapes of rows in registers worth timing; None is the plan's."""
+    yield None
+    for per_thread, resident in itertools.product((2, 3, 4, 6, 8), (768, 1024, 1280, 1536)):
+        threads = -(-norm.vectors // (32 * per_thread)) * 32
+        rows = max(1, 128 // threads)
+        registers = per_thread * norm.registers(norm.x) + 32
+        if threads * rows <= resident and registers * resident <= 65536 and threads <= 1024:
+            yield RowGeometry(threads, rows, resident // (threads * rows))
+
+
+def norm_cases(rows: int, cols: int, x: str, target: Target, sweep: bool = False) -> Iterator[Case]:
     calls = [("rms", False), ("layer", False), ("rms", True)]
     for (kind, add), (recipe, scales) in ((c, r) for c in calls for r in RECIPES):
         for layout, ways in LAYOUTS.items():
@@ -96,7 +111,8 @@ def norm_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Case]:
                                       amax=scales == "tensor")  # fmt: skip
             beta = x if kind == "layer" else None
             norm = NormProblem(rows, cols, kind, x, x, beta, add)
-            launch = quantized_forward_plan(QuantizedNorm(norm, written), target)
+            problem = QuantizedNorm(norm, written)
+            launch = quantized_forward_plan(problem, target)
             assert launch is not None
             names, sizes = _written(written, rows, cols)
             size = rows * cols * jnp.dtype(x).itemsize
@@ -106,14 +122,19 @@ def norm_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Case]:
             operands = ("x", "gamma", *("beta",) * (kind == "layer"), *("add",) * add)
             operands += ("scale_inv",) * (scales == "tensor")
             results = (*names, *("h",) * add, *("mean",) * (kind == "layer"), "rstd")
+            name = f"{kind}{' add' * add} {recipe} {layout}"
             if launch.kernel.name == "norm_quantized":
                 scalars = (np.int64(rows), np.int64(rows), np.float32(1e-6))
+                for shape in row_shapes(norm) if sweep else (None,):
+                    launch = quantized_forward_plan(problem, target, shape)
+                    assert launch is not None
+                    words = f"{name} {shape}" if shape else name
+                    yield Case(words, (launch,), ((*operands, *results),), (scalars,), sizes, moved)
             else:
                 scalars = (params_of(written, 1e-6, target),)
                 results = (*results, "ready")
                 sizes["ready"] = 4 * written.slabs
-            name = f"{kind}{' add' * add} {recipe} {layout}"
-            yield Case(name, (launch,), ((*operands, *results),), (scalars,), sizes, moved)
+                yield Case(name, (launch,), ((*operands, *results),), (scalars,), sizes, moved)
 
 
 def _written(problem: QuantizeProblem, rows: int, cols: int) -> tuple[list[str], dict[str, int]]:
@@ -209,6 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--mib", type=float, default=128, help="size of x")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--min-blocks", **numbers, default=())
+    parser.add_argument("--sweep-rows", action="store_true", help="shapes of rows in registers")
     parser.add_argument("--match", default="", help="only cases whose names have this")
     parser.add_argument("--pack", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
@@ -218,7 +240,8 @@ def main(arguments: Sequence[str]) -> int:
     cases: list[tuple[int, Case]] = []
     for cols in options.cols:
         rows = int(options.mib * 2**20) // (cols * jnp.dtype(options.dtype).itemsize)
-        for name, make in (("quantize", quantize_cases), ("norm", norm_cases)):
+        norms = partial(norm_cases, sweep=options.sweep_rows)
+        for name, make in (("quantize", quantize_cases), ("norm", norms)):
             if options.only in (None, name):
                 found = list(make(rows, cols, options.dtype, target))
                 found = [c for c in found if options.match in c.name]

@@ -34,6 +34,19 @@ __device__ __forceinline__ unsigned largest_of_lanes(unsigned key) {
   return key;
 }
 
+// The same of several at once.
+template <int kFrom, int kTo, int kCount>
+__device__ __forceinline__ void share_largest(unsigned (&keys)[kCount]) {
+#pragma unroll
+  for (int offset = kFrom; offset < kTo; offset *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float other = __shfl_xor_sync(kAllLanes, __uint_as_float(keys[i]), offset);
+      keys[i] = larger(keys[i], __float_as_uint(other));
+    }
+  }
+}
+
 // Tells of a magnitude: seldom, since most are not above what was seen when the block began.
 __device__ __forceinline__ void report(unsigned* amax, unsigned seen, unsigned key) {
   const unsigned bits = bits_of_magnitude(key);

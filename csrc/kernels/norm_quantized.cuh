@@ -21,11 +21,7 @@ static_assert(kCols % kLength == 0, "a row is whole vectors");
 static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
 
 using Slice = RowSlice<kCols / kLength, kThreadsPerRow, kLength>;
-#if LAYER
-using Statistics = RowMoments<kThreadsPerRow, kRowsPerBlock, kCols / kLength, kLength>;
-#else
 using Statistics = RowSum<kThreadsPerRow, kRowsPerBlock, 1>;
-#endif
 
 constexpr int kBlockLanes = kBlock / kLength;
 static_assert(kWide || kScales == kTensor ||
@@ -51,7 +47,7 @@ __device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength]
   if constexpr (kLength == 1) {
     *to = static_cast<unsigned char>(fp8_pair(flushed_product(y[0], factor), 0.0f, Format{}));
   } else {
-    constexpr int kPairs = kLength / 2;
+    constexpr int kPairs = kLength > 1 ? kLength / 2 : 1;
     unsigned short pairs[kPairs];
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
@@ -136,37 +132,31 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   constexpr float factor_of_entry = 1.0f;
 #endif
 
-  const auto squares_about = [&](float centre) {
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Slice::kCount; ++i) {
-      values[i].forget();
-      if (!Slice::owns(i)) continue;  // (0 - centre)^2 must not count
-#pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        const float centred = values[i].at(j) - centre;
-        total += centred * centred;
-      }
-    }
-    return total;
-  };
+  float sums[1] = {0.0f};
 #if LAYER
-  float mean;
-  float squares;
-  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) {
 #pragma unroll
-    for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
+    for (int j = 0; j < kLength; ++j) sums[0] += values[i].at(j);
   }
-  statistics(sum, squares_about, mean, squares);
+  statistics(sums);
+  const float mean = sums[0] * (1.0f / kCols);
+  sums[0] = 0.0f;
 #else
   constexpr float mean = 0.0f;
-  float sums[1] = {squares_about(mean)};
-  statistics(sums);
-  const float squares = sums[0];
 #endif
-  const float rstd = 1.0f / sqrtf(squares / kCols + epsilon);
+#pragma unroll
+  for (int i = 0; i < Slice::kCount; ++i) {
+    values[i].forget();
+    if (!Slice::owns(i)) continue;  // (0 - mean)^2 must not count
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      const float centred = LAYER ? values[i].at(j) - mean : values[i].at(j);
+      sums[0] += centred * centred;
+    }
+  }
+  statistics(sums);
+  const float rstd = inverse_root(sums[0] * (1.0f / kCols) + epsilon);
   if (active && threadIdx.x == 0) {
 #if LAYER
     mean_out[row] = mean;

@@ -6,18 +6,13 @@
 //   quantize_tiles.cuh
 //
 // Layout: quantize_tile.cuh, of y. A slab is a row of tiles: 128 rows of a group.
-// Threads: 256. A block either finds the statistics of kStatRows rows of a slab, a warp a row, and
-// writes h; or it waits for all of a slab's statistics and quantises one of its tiles. Blocks of
-// statistics run `ahead` slabs before those of tiles: far enough that these seldom wait, near
-// enough that x is still in the cache. Blocks start in the order of their numbers, so what a block
-// waits for has started before it.
-#include "norm_values.cuh"
+// Threads: 256. A block either finds the statistics of STAT_ROWS rows of a slab, one or more warps
+// a row, and writes h; or it waits for all of a slab's statistics and quantises one of its tiles.
+// Blocks of statistics run `ahead` slabs before those of tiles: far enough that these seldom wait,
+// near enough that x is still in the cache. Blocks start in the order of their numbers, so what a
+// block waits for has started before it.
+#include "norm_statistics.cuh"
 #include "quantize_write.cuh"
-
-constexpr int kWarps = kTileThreads / 32;
-constexpr int kStatRows = 2 * kWarps;
-constexpr int kStatBlocks = kTile / kStatRows;  // of a slab
-constexpr int kBatch = 4;                       // vectors that a lane loads at once
 
 struct Params {
   Shape shape;
@@ -58,77 +53,6 @@ struct Work {
     index = block % tiles;
   }
 };
-
-// Of a row, by one warp; with HAS_ADD, also writes h.
-__device__ __forceinline__ Moments moments_of_row(const X* __restrict__ x,
-                                                  const X* __restrict__ add, X* __restrict__ h,
-                                                  long long cols, bool aligned) {
-  Moments moments = {0.0f, 0.0f, 0.0f};
-  for (long long first = threadIdx.x % 32 * kEdge; first < cols; first += 32 * kEdge * kBatch) {
-    Vector<X, kEdge> values[kBatch];
-    int counts[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const long long at = first + b * 32 * kEdge;
-      const long long left = cols - at;
-      counts[b] = left >= kEdge ? kEdge : left > 0 ? static_cast<int>(left) : 0;
-      values[b] = load_first<EVEN, false>(x + at, counts[b], aligned);
-    }
-#if HAS_ADD
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const long long at = first + b * 32 * kEdge;
-      values[b] = sum_of<kEdge>(values[b], load_first<EVEN, true>(add + at, counts[b], aligned));
-      if (aligned && counts[b] == kEdge) {
-        store<true, false, kEdge>(h + at, values[b]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kEdge; ++j) {
-          const float one[1] = {values[b].at(j)};
-          if (j < counts[b]) store<false, false, 1>(h + at + j, rounded<X>(one));
-        }
-      }
-    }
-#endif
-    Moments piece = {0.0f, 0.0f, 0.0f};
-#if LAYER
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      piece.count += static_cast<float>(counts[b]);
-#pragma unroll
-      for (int j = 0; j < kEdge; ++j) piece.mean += values[b].at(j);
-    }
-    piece.mean /= piece.count;
-#endif
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-      for (int j = 0; j < kEdge; ++j) {
-        if (LAYER && j >= counts[b]) continue;  // (0 - mean)^2 must not count
-        const float centred = values[b].at(j) - piece.mean;
-        piece.squares += centred * centred;
-      }
-    }
-    if (LAYER) {
-      moments = merged(moments, piece);
-    } else {
-      moments.squares += piece.squares;
-    }
-  }
-#if LAYER
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const Moments other = {__shfl_xor_sync(kAllLanes, moments.count, offset),
-                           __shfl_xor_sync(kAllLanes, moments.mean, offset),
-                           __shfl_xor_sync(kAllLanes, moments.squares, offset)};
-    // The lower lane's part comes first on both sides, so that all lanes get the same bits.
-    moments = threadIdx.x & offset ? merged(other, moments) : merged(moments, other);
-  }
-#else
-  moments.squares = sum_lanes<32>(moments.squares);
-#endif
-  return moments;
-}
 
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
     norm_quantized_tiles(const X* __restrict__ x, const Gamma* __restrict__ gamma,
@@ -187,6 +111,9 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
   constexpr const X* add = nullptr;
   constexpr X* h = nullptr;
 #endif
+#if !LAYER
+  constexpr float* mean_out = nullptr;
+#endif
   const Shape& shape = params.shape;
   const Work work(params);
   const Tile tile(shape, work.statistics ? 0 : work.index, work.slab);
@@ -196,19 +123,8 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
 #endif
 
   if (work.statistics) {
-    for (int turn = 0; turn < kStatRows / kWarps; ++turn) {
-      const int r = work.index * kStatRows + turn * kWarps + threadIdx.x / 32;
-      if (r >= tile.rows) continue;
-      const long long row = tile.row_at(shape, r), offset = row * shape.cols;
-      const Moments moments = moments_of_row(x + offset, HAS_ADD ? add + offset : add,
-                                             HAS_ADD ? h + offset : h, shape.cols, aligned);
-      if (threadIdx.x % 32 == 0) {
-#if LAYER
-        mean_out[row] = moments.mean;
-#endif
-        rstd_out[row] = 1.0f / sqrtf(moments.squares / shape.cols + params.epsilon);
-      }
-    }
+    find_statistics(x, add, h, mean_out, rstd_out, shape, params.epsilon, tile, work.index,
+                    aligned);
     __syncthreads();
     if (threadIdx.x == 0) arrive(ready + work.slab);
     return;

@@ -12,8 +12,16 @@ using Beta = ElementOf<BETA_TYPE>::Type;
 
 __device__ __forceinline__ float normalised(float h, float mean, float rstd, float gamma,
                                             float beta) {
-  const float scaled = (h - mean) * rstd * (gamma + (ZERO_CENTERED ? 1.0f : 0.0f));
+  const float centred = LAYER ? h - mean : h;
+  const float scaled = centred * rstd * (ZERO_CENTERED ? gamma + 1.0f : gamma);
   return HAS_BETA ? scaled + beta : scaled;
+}
+
+// 1 / sqrt(value): an approximation and a step of Newton's, which is none for 0 and infinity.
+__device__ __forceinline__ float inverse_root(float value) {
+  const float guess = rsqrtf(value);
+  const float better = guess * (1.5f - 0.5f * value * guess * guess);
+  return guess > 0.0f && guess < 1e30f ? better : guess;
 }
 
 template <int kLength>

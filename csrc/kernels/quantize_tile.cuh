@@ -95,7 +95,7 @@ struct Written {
 struct TileBuffers {
   alignas(16) uint2 turned[kColumns ? kTile * kSubTiles : 1];
   unsigned column_keys[kColumns && kScales == kRow128 ? kTile : 1];
-  Scale column_scales[kColumns ? kTile : 1][kTile / kBlock];
+  alignas(4) Scale column_scales[kColumns ? kTile : 1][kTile / kBlock];
   unsigned key;  // of the square, or the largest of the tile
 };
 __device__ __forceinline__ int swizzle(int across) { return (across << 1 | across >> 3) & 15; }

@@ -30,66 +30,73 @@ __device__ __forceinline__ void write_square_scale(const Shape& shape, const Til
   }
 }
 
-template <typename T>
-__device__ __forceinline__ unsigned key_of_row(const Held<T>& values, int i) {
-  unsigned key = 0;
-#pragma unroll
-  for (int j = 0; j < kEdge; ++j) key = larger(key, finite_key(values.at(i, j)));
-  return largest_of_lanes<1, kBlock / kEdge>(key);
-}
+// What the thread's rows and columns are multiplied by.
+struct Factors {
+  float rows[kEdge];
+  float columns[kEdge];
+};
 
-// `factor`: where one serves the tile. Else scales are found and written, too.
+// Largest keys of the thread's rows and columns, over lanes that share their blocks. Eight at a
+// time, since one after the other waits for the shuffles.
 template <typename T>
-__device__ __forceinline__ void write_rows(const Held<T>& values, const Shape& shape,
-                                           const Tile& tile, const Place& place,
-                                           const Written& written, float factor) {
-  const int col = place.across * kEdge, row = place.down * kEdge;
-  const bool aligned = (shape.cols | reinterpret_cast<long long>(written.data)) % kEdge == 0;
-  const long long scales_of_row = (shape.cols + kBlock - 1) / kBlock;
-  const long long first = tile.row_at(shape, row);
-  unsigned char* data = written.data + first * shape.cols + tile.first_col + col;
-  Scale* scale = written.scales + first * scales_of_row + (tile.first_col + col) / kBlock;
+__device__ __forceinline__ void find_keys(const Held<T>& values, unsigned (&rows)[kEdge],
+                                          unsigned (&columns)[kEdge]) {
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) rows[i] = columns[i] = 0;
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
-    if constexpr (kScales == kRow128 || kScales == kRow32) {
-      const Scaling<Scale> scaling(key_of_row(values, i));
-      factor = scaling.factor;
-      if (col % kBlock == 0 && row + i < tile.rows && col < tile.cols) *scale = scaling.written;
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      const unsigned key = finite_key(values.at(i, j));
+      if (kRows) rows[i] = larger(rows[i], key);
+      if (kColumns) columns[j] = larger(columns[j], key);
+    }
+  }
+  if constexpr (kRows) share_largest<1, kBlock / kEdge>(rows);
+  if constexpr (kColumns) share_largest<kLanesAcross, 32>(columns);
+}
+
+// Scales of blocks: those of rows are written, those of columns left in shared memory.
+template <typename T>
+__device__ __forceinline__ void find_scales(const Held<T>& values, const Shape& shape,
+                                            const Tile& tile, const Place& place,
+                                            const Written& written, TileBuffers& shared,
+                                            Factors& factors) {
+  const int col = place.across * kEdge, row = place.down * kEdge;
+  unsigned rows[kEdge], columns[kEdge];
+  find_keys(values, rows, columns);
+  if constexpr (kRows) {
+    const long long scales_of_row = (shape.cols + kBlock - 1) / kBlock;
+    Scale* scale =
+        written.scales + tile.row_at(shape, row) * scales_of_row + (tile.first_col + col) / kBlock;
+    const bool writes = col % kBlock == 0 && col < tile.cols;
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) {
+      const Scaling<Scale> scaling(rows[i]);
+      factors.rows[i] = scaling.factor;
+      if (writes && row + i < tile.rows) *scale = scaling.written;
       advance(scale, scales_of_row);
     }
-    float scaled[kEdge];
-#pragma unroll
-    for (int j = 0; j < kEdge; ++j) scaled[j] = flushed_product(values.at(i, j), factor);
-    if (row + i < tile.rows) {
-      store_first(data, fp8_words<Format>(scaled), tile.cols - col, aligned);
-    }
-    advance(data, shape.cols);
   }
-}
-
-template <typename T>
-__device__ __forceinline__ unsigned key_of_column(const Held<T>& values, int j) {
-  unsigned key = 0;
+  if constexpr (kColumns) {
+    if constexpr (kScales == kRow128) {
+      if (threadIdx.x % 32 < kLanesAcross) {
 #pragma unroll
-  for (int i = 0; i < kEdge; ++i) key = larger(key, finite_key(values.at(i, j)));
-  return largest_of_lanes<kLanesAcross, 32>(key);
-}
-
-// Brings keys of columns together over the block, where their blocks are longer than a warp's rows.
-template <typename T>
-__device__ __forceinline__ void find_column_keys(const Held<T>& values, const Place& place,
-                                                 TileBuffers& shared) {
+        for (int j = 0; j < kEdge; ++j) raise_shared(&shared.column_keys[col + j], columns[j]);
+      }
+      __syncthreads();
 #pragma unroll
-  for (int j = 0; j < kEdge; ++j) {
-    const unsigned key = key_of_column(values, j);
-    if (threadIdx.x % 32 < kLanesAcross) {
-      raise_shared(&shared.column_keys[place.across * kEdge + j], key);
+      for (int j = 0; j < kEdge; ++j) columns[j] = shared.column_keys[col + j];
+    }
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      const Scaling<Scale> scaling(columns[j]);
+      factors.columns[j] = scaling.factor;
+      if (row % kBlock == 0) shared.column_scales[col + j][row / kBlock] = scaling.written;
     }
   }
-  __syncthreads();
 }
 
-// What `turn` left of the columns' scales.
 __device__ __forceinline__ void write_column_scales(const Shape& shape, const Tile& tile,
                                                     Scale* scales, const TileBuffers& shared) {
   const int col = threadIdx.x;
@@ -97,32 +104,48 @@ __device__ __forceinline__ void write_column_scales(const Shape& shape, const Ti
   const long long scales_of_column = (shape.rows + kBlock - 1) / kBlock;
   Scale* to = scales + tile.column_at(shape, shape.cols, tile.first_col + col) * scales_of_column +
               tile.first_row / kBlock;
+  constexpr int kCount = kTile / kBlock;
+  if (kCount == 4 && tile.rows == kTile && reinterpret_cast<unsigned long long>(to) % 4 == 0) {
+    *reinterpret_cast<unsigned*>(to) =
+        *reinterpret_cast<const unsigned*>(shared.column_scales[col]);
+    return;
+  }
 #pragma unroll
-  for (int b = 0; b < kTile / kBlock; ++b) {
+  for (int b = 0; b < kCount; ++b) {
     if (b * kBlock < tile.rows) to[b] = shared.column_scales[col][b];
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void write_rows(const Held<T>& values, const Shape& shape,
+                                           const Tile& tile, const Place& place,
+                                           unsigned char* data, const float (&factors)[kEdge]) {
+  const int col = place.across * kEdge, row = place.down * kEdge;
+  const bool aligned = (shape.cols | reinterpret_cast<long long>(data)) % kEdge == 0;
+  data += tile.row_at(shape, row) * shape.cols + tile.first_col + col;
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) {
+    float scaled[kEdge];
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) scaled[j] = flushed_product(values.at(i, j), factors[i]);
+    if (row + i < tile.rows) {
+      store_first(data, fp8_words<Format>(scaled), tile.cols - col, aligned);
+    }
+    advance(data, shape.cols);
   }
 }
 
 // Into shared memory, a piece of 8 rows a column.
 template <typename T>
-__device__ __forceinline__ void turn(const Held<T>& values, const Place& place, float factor,
-                                     TileBuffers& shared) {
-  if constexpr (kScales == kRow128) find_column_keys(values, place, shared);
-  const int row = place.down * kEdge;
+__device__ __forceinline__ void turn(const Held<T>& values, const Place& place,
+                                     const float (&factors)[kEdge], TileBuffers& shared) {
+  const int piece = place.down ^ swizzle(place.across);
 #pragma unroll
   for (int j = 0; j < kEdge; ++j) {
-    const int col = place.across * kEdge + j;
-    if constexpr (kScales == kRow128 || kScales == kRow32) {
-      const unsigned key = kScales == kRow128 ? shared.column_keys[col] : key_of_column(values, j);
-      const Scaling<Scale> scaling(key);
-      if (row % kBlock == 0) shared.column_scales[col][row / kBlock] = scaling.written;
-      factor = scaling.factor;
-    }
     float scaled[kEdge];
 #pragma unroll
-    for (int i = 0; i < kEdge; ++i) scaled[i] = flushed_product(values.at(i, j), factor);
-    const int piece = place.down ^ swizzle(place.across);
-    shared.turned[col * kSubTiles + piece] = fp8_words<Format>(scaled);
+    for (int i = 0; i < kEdge; ++i) scaled[i] = flushed_product(values.at(i, j), factors[j]);
+    shared.turned[(place.across * kEdge + j) * kSubTiles + piece] = fp8_words<Format>(scaled);
   }
 }
 
@@ -162,27 +185,36 @@ __device__ __forceinline__ void quantize_tile(Held<T>& values, const Shape& shap
   unsigned seen = 0;
   if (kAmax && threadIdx.x == 0) seen = seen_so_far(amax);
   if constexpr (kAmax || kScales == kSquare) find_largest(values, shared);
-  float factor = 1.0f;
-  if constexpr (kScales == kTensor) factor = reciprocal(given[tile.entry]);
-  if constexpr (kScales == kSquare) {
-    __syncthreads();
-    const Scaling<Scale> scaling(shared.key);
-    if (threadIdx.x == 0) write_square_scale(shape, tile, written, scaling.written);
-    factor = scaling.factor;
+  constexpr bool kBlocks = kScales == kRow128 || kScales == kRow32;
+  Factors factors;
+  if constexpr (kBlocks) {
+    find_scales(values, shape, tile, place, written, shared, factors);
+  } else {
+    float factor;
+    if constexpr (kScales == kTensor) {
+      factor = reciprocal(given[tile.entry]);
+    } else {
+      __syncthreads();
+      const Scaling<Scale> scaling(shared.key);
+      if (threadIdx.x == 0) write_square_scale(shape, tile, written, scaling.written);
+      factor = scaling.factor;
+    }
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) factors.rows[i] = factors.columns[i] = factor;
   }
   // A loop, since else the compiler begins the columns before the rows have left the registers.
 #pragma unroll 1
   for (int way = kRows ? 0 : 1; way < (kColumns ? 2 : 1); ++way) {
     values.forget();
     if (kRows && way == 0) {
-      write_rows(values, shape, tile, place, written, factor);
+      write_rows(values, shape, tile, place, written.data, factors.rows);
     } else if constexpr (kColumns) {
-      turn(values, place, factor, shared);
+      turn(values, place, factors.columns, shared);
     }
   }
   if constexpr (kColumns || kAmax) __syncthreads();
   if constexpr (kColumns) write_turned(shape, tile, written.turned, shared);
-  if constexpr (kColumns && (kScales == kRow128 || kScales == kRow32)) {
+  if constexpr (kColumns && kBlocks) {
     write_column_scales(shape, tile, written.turned_scales, shared);
   }
   if (kAmax && threadIdx.x == 0) report(amax, seen, shared.key);

@@ -27,8 +27,8 @@ PARAMS = np.dtype(
     [("shape", SHAPE), ("slabs", np.uint32), ("ahead", np.uint32), ("epsilon", np.float32)],
     align=True,
 )
-STATISTICS_BLOCKS = 8  # of a slab
 _MIN_BLOCKS = 2
+_MOST_ROWS = 16  # whose statistics one block finds
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,19 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
     return None
 
 
-def quantized_forward_plan(problem: QuantizedNorm, target: Target) -> Launch | None:
+def quantized_forward_plan(
+    problem: QuantizedNorm, target: Target, geometry: RowGeometry | None = None
+) -> Launch | None:
     """Plans the launch; None for y in float32 of rows too long for registers.
 
     Args:
       problem: what is written is arranged by `joined`.
+      geometry: overrides the one chosen for rows in registers, for tuning.
 
     Results: those of `written` (`quantize_plan`), or y; h, mean, rstd; of tiles then a counter a
     slab.
     """
-    geometry = row_geometry(problem)
+    geometry = geometry or row_geometry(problem)
     if geometry is not None:
         return _rows(problem, geometry)
     return None if problem.written is None else _tiles(problem, problem.written, target)
@@ -95,14 +98,25 @@ def params_of(problem: QuantizeProblem, epsilon: float, target: Target) -> np.vo
     return params[0]
 
 
+def statistics_rows(cols: int) -> int:
+    """Rows whose statistics a block finds: it reads as much as one that quantises a tile."""
+    rows = 1
+    while rows < _MOST_ROWS and 2 * rows * cols <= TILE * TILE:
+        rows *= 2
+    return rows
+
+
 def slabs_ahead(problem: QuantizeProblem, target: Target) -> int:
     """Statistics are found by blocks that have ended before those that need them start.
 
     As many blocks as are resident at once lie between the two, and a slab more.
     """
-    tiles = -(-problem.cols // TILE)
     resident = target.sm_count * _MIN_BLOCKS
-    return min(problem.slabs, -(-resident // (STATISTICS_BLOCKS + tiles)) + 1)
+    return min(problem.slabs, -(-resident // _blocks_of_slab(problem)) + 1)
+
+
+def _blocks_of_slab(problem: QuantizeProblem) -> int:
+    return TILE // statistics_rows(problem.cols) + -(-problem.cols // TILE)
 
 
 def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
@@ -133,14 +147,14 @@ def _tiles(problem: QuantizedNorm, written: QuantizeProblem, target: Target) -> 
         *(c for c in constants_of(norm) if c[0] not in ("COLS", "VECTOR")),
         *written_constants(written),
         ("EVEN", int(norm.cols % 8 == 0)),
+        ("STAT_ROWS", statistics_rows(norm.cols)),
         ("MIN_BLOCKS", 1 if norm.x == "float32" and not converts(target) else _MIN_BLOCKS),
     )
-    tiles = -(-written.cols // TILE)
     before = written_arrays(written)
     ready = before + written.amax + norm.add + (norm.kind == "layer") + 1
     return Launch(
         Kernel("norm_quantized_tiles.cuh", "norm_quantized_tiles", constants),
-        (written.slabs * (STATISTICS_BLOCKS + tiles), 1, 1),
+        (written.slabs * _blocks_of_slab(written), 1, 1),
         (TILE_THREADS, 1, 1),
         zeroed=(*(before,) * written.amax, ready),
     )
