@@ -32,7 +32,6 @@ from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
     RowGeometry,
-    params_of,
     quantized_forward_plan,
 )
 from shardops.kernels.quantize_plan import (
@@ -93,7 +92,7 @@ def quantize_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Cas
 def row_shapes(norm: NormProblem) -> Iterator[RowGeometry | None]:
     """Launch shapes of rows in registers worth timing; None is the plan's."""
     yield None
-    for per_thread, resident in itertools.product((2, 3, 4, 6, 8), (768, 1024, 1280, 1536)):
+    for per_thread, resident in itertools.product((3, 4, 6, 7, 8), (512, 640, 768, 1024)):
         threads = -(-norm.vectors // (32 * per_thread)) * 32
         rows = max(1, 128 // threads)
         registers = per_thread * norm.registers(norm.x) + 32
@@ -112,29 +111,32 @@ def norm_cases(rows: int, cols: int, x: str, target: Target, sweep: bool = False
             beta = x if kind == "layer" else None
             norm = NormProblem(rows, cols, kind, x, x, beta, add)
             problem = QuantizedNorm(norm, written)
-            launch = quantized_forward_plan(problem, target)
-            assert launch is not None
+            launches = quantized_forward_plan(problem, target)
             names, sizes = _written(written, rows, cols)
             size = rows * cols * jnp.dtype(x).itemsize
             sizes |= {"x": size, "add": size, "h": size, "gamma": size // rows, "scale_inv": 4}
             sizes |= {"beta": size // rows, "mean": 4 * rows, "rstd": 4 * rows, "amax": 4}
             moved = size * (1 + 2 * add) + sum(sizes[name] for name in names)
-            operands = ("x", "gamma", *("beta",) * (kind == "layer"), *("add",) * add)
-            operands += ("scale_inv",) * (scales == "tensor")
-            results = (*names, *("h",) * add, *("mean",) * (kind == "layer"), "rstd")
+            vectors = ("gamma", *("beta",) * (kind == "layer"))
+            given = ("scale_inv",) * (scales == "tensor")
+            statistics = (*("mean",) * (kind == "layer"), "rstd")
+            found = (*("h",) * add, *statistics)
             name = f"{kind}{' add' * add} {recipe} {layout}"
-            if launch.kernel.name == "norm_quantized":
-                scalars = (np.int64(rows), np.int64(rows), np.float32(1e-6))
+            if len(launches) == 1:
+                arrays = (("x", *vectors, *("add",) * add, *given, *names, *found),)
+                scalars = ((np.int64(rows), np.int64(rows), np.float32(1e-6)),)
                 for shape in row_shapes(norm) if sweep else (None,):
-                    launch = quantized_forward_plan(problem, target, shape)
-                    assert launch is not None
+                    launches = quantized_forward_plan(problem, target, shape)
                     words = f"{name} {shape}" if shape else name
-                    yield Case(words, (launch,), ((*operands, *results),), (scalars,), sizes, moved)
+                    yield Case(words, launches, arrays, scalars, sizes, moved)
             else:
-                scalars = (params_of(written, 1e-6, target),)
-                results = (*results, "ready")
-                sizes["ready"] = 4 * written.slabs
-                yield Case(name, (launch,), ((*operands, *results),), (scalars,), sizes, moved)
+                first = ("x", *("add",) * add, *found)
+                arrays = (first, ("h" if add else "x", *vectors, *statistics, *given, *names))
+                scalars = (
+                    (np.int64(rows), np.int64(cols), np.float32(1e-6)),
+                    (written.shape,),
+                )
+                yield Case(name, launches, arrays, scalars, sizes, moved)
 
 
 def _written(problem: QuantizeProblem, rows: int, cols: int) -> tuple[list[str], dict[str, int]]:
@@ -181,10 +183,6 @@ def microseconds(device: Device, case: Case, x: str, target: Target) -> float:
     for launch, arrays, scalars in parts:
         kernel = launch.kernel
         code = compile.cubin(kernel.file, kernel.name, kernel.constants, target.arch)
-        if "ready" in arrays:  # counters that no launch may find as another left them
-            ready = held["ready"]
-            pointer, size = ready.unsafe_buffer_pointer(), ready.size * 4
-            calls.append(lambda p=pointer, n=size: _cleared(device, p, n))
         operands = [held[name] for name in arrays]
         calls.append(Call(device, launch, code, operands, list(scalars)))
 
@@ -193,12 +191,6 @@ def microseconds(device: Device, case: Case, x: str, target: Target) -> float:
             call()
 
     return statistics.median(device.microseconds(run, REPEATS) for _ in range(SERIES))
-
-
-def _cleared(device: Device, pointer: int, size: int) -> None:
-    from ctypes import c_uint64
-
-    device.call("cuMemsetD8Async", c_uint64(pointer), 0, size, None)
 
 
 def copy_bandwidth(device: Device, size: int) -> float:

@@ -1,67 +1,61 @@
-// LayerNorm and RMSNorm, forward, their values quantised in columns, or both ways, or in rows too
-// long for registers: one launch, x read twice, the second time from the L2 cache for the most
-// part.
+// LayerNorm's and RMSNorm's values, quantised in columns, or both ways, or in rows too long for
+// registers: from the statistics that norm_statistics.cuh has found.
 //
-//   h, mean, rstd as in norm_forward.cuh; y in float32 as in norm_values.cuh; results of y as in
-//   quantize_tiles.cuh
+//   y in float32 as in norm_values.cuh; results of y as in quantize_tiles.cuh
 //
-// Layout: quantize_tile.cuh, of y. A slab is a row of tiles: 128 rows of a group.
-// Threads: 256. A block either finds the statistics of STAT_ROWS rows of a slab, one or more warps
-// a row, and writes h; or it waits for all of a slab's statistics and quantises one of its tiles.
-// Blocks of statistics run `ahead` slabs before those of tiles: far enough that these seldom wait,
-// near enough that x is still in the cache. Blocks start in the order of their numbers, so what a
-// block waits for has started before it.
-#include "norm_statistics.cuh"
+// Layout: h, what is normalised (x, or x + add), and y as in quantize_tile.cuh; mean, rstd one a
+// row. Threads: quantize_tile.cuh, a tile a block. The last tiles come first: of h the end is what
+// the L2 cache still has.
+#include "norm_values.cuh"
 #include "quantize_write.cuh"
 
-struct Params {
-  Shape shape;
-  unsigned slabs;
-  unsigned ahead;  // <= slabs
-  float epsilon;
-};
+// y of a thread's sub-tile, made anew each time: as float32 it takes twice the registers. Past the
+// array's ends the last row or vector stands in, so that a largest magnitude is not changed.
+struct Normalised {
+  Vector<X, kEdge> rows[kEdge];
+  Vector<Gamma, kEdge> gamma;
+  float rstd[kEdge];
+#if LAYER
+  float mean[kEdge];
+#endif
+#if HAS_BETA
+  Vector<Beta, kEdge> beta;
+#endif
 
-// What a block does: statistics of part `index` of a slab, or its tile `index`.
-struct Work {
-  bool statistics;
-  unsigned slab, index;
-
-  __device__ __forceinline__ explicit Work(const Params& params) {
-    const unsigned tiles = params.shape.tiles_across, turn = kStatBlocks + tiles;
-    unsigned block = blockIdx.x;
-    statistics = block < params.ahead * kStatBlocks;
-    if (statistics) {
-      slab = block / kStatBlocks;
-      index = block % kStatBlocks;
-      return;
-    }
-    block -= params.ahead * kStatBlocks;
-    const unsigned turns = params.slabs - params.ahead;
-    if (block < turns * turn) {
-      slab = block / turn;
-      index = block % turn;
-      statistics = index < kStatBlocks;
-      if (statistics) {
-        slab += params.ahead;
-      } else {
-        index -= kStatBlocks;
-      }
-      return;
-    }
-    block -= turns * turn;
-    slab = turns + block / tiles;
-    index = block % tiles;
+  __device__ __forceinline__ float at(int i, int j) const {
+#if LAYER
+    const float centre = mean[i];
+#else
+    constexpr float centre = 0.0f;
+#endif
+#if HAS_BETA
+    const float shift = beta.at(j);
+#else
+    constexpr float shift = 0.0f;
+#endif
+    return normalised(rows[i].at(j), centre, rstd[i], gamma.at(j), shift);
+  }
+  __device__ __forceinline__ void forget() {
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) rows[i].forget();
+    gamma.forget();
+#if HAS_BETA
+    beta.forget();
+#endif
   }
 };
 
+__device__ __forceinline__ int clamped(int value, int most) { return value < most ? value : most; }
+
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
-    norm_quantized_tiles(const X* __restrict__ x, const Gamma* __restrict__ gamma,
+    norm_quantized_tiles(const X* __restrict__ h, const Gamma* __restrict__ gamma,
 #if HAS_BETA
                          const Beta* __restrict__ beta,
 #endif
-#if HAS_ADD
-                         const X* __restrict__ add,
+#if LAYER
+                         const float* __restrict__ mean,
 #endif
+                         const float* __restrict__ rstd,
 #if SCALES == 0
                          const float* __restrict__ given,
 #endif
@@ -80,13 +74,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
 #if AMAX
                          unsigned* __restrict__ amax,
 #endif
-#if HAS_ADD
-                         X* h,
-#endif
-#if LAYER
-                         float* mean_out,
-#endif
-                         float* rstd_out, unsigned* ready, Params params) {
+                         Shape shape) {
   __shared__ TileBuffers shared;
   Written written = {};
 #if ROWS
@@ -107,79 +95,27 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
 #if SCALES
   constexpr const float* given = nullptr;
 #endif
-#if !HAS_ADD
-  constexpr const X* add = nullptr;
-  constexpr X* h = nullptr;
-#endif
-#if !LAYER
-  constexpr float* mean_out = nullptr;
-#endif
-  const Shape& shape = params.shape;
-  const Work work(params);
-  const Tile tile(shape, work.statistics ? 0 : work.index, work.slab);
-  bool aligned = EVEN && is_aligned<kEdge>(x);
-#if HAS_ADD
-  aligned = aligned && is_aligned<kEdge>(add) && is_aligned<kEdge>(h);
-#endif
-
-  if (work.statistics) {
-    find_statistics(x, add, h, mean_out, rstd_out, shape, params.epsilon, tile, work.index,
-                    aligned);
-    __syncthreads();
-    if (threadIdx.x == 0) arrive(ready + work.slab);
-    return;
-  }
-
   start_tile(shared);
+  const unsigned index = gridDim.x - 1 - blockIdx.x;
+  const Tile tile(shape, index % shape.tiles_across, index / shape.tiles_across);
   const Place place;
-  const int col = place.across * kEdge;
-#if HAS_ADD
-  if (threadIdx.x == 0) await(ready + work.slab, kStatBlocks);
-  __syncthreads();
-  const X* from = h;
-#else
-  const X* from = x;
-#endif
-  Vector<X, kEdge> rows[kEdge];
+  const int col = clamped(place.across * kEdge, (tile.cols - 1) / kEdge * kEdge);
+  const long long first_col = tile.first_col + col;
+  const int cols = tile.cols - col;
+  const bool aligned = EVEN && is_aligned<kEdge>(h);
+  Normalised y;
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
-    const int row = place.down * kEdge + i;
-    rows[i] =
-        load_first<EVEN, true>(from + tile.row_at(shape, row) * shape.cols + tile.first_col + col,
-                               row < tile.rows ? tile.cols - col : 0, aligned);
-  }
-  const auto scale = load_first<EVEN, false>(gamma + tile.first_col + col, tile.cols - col,
-                                             is_aligned<kEdge>(gamma));
-#if HAS_BETA
-  const auto shift = load_first<EVEN, false>(beta + tile.first_col + col, tile.cols - col,
-                                             is_aligned<kEdge>(beta));
-#endif
-#if !HAS_ADD
-  if (threadIdx.x == 0) await(ready + work.slab, kStatBlocks);
-  __syncthreads();
-#endif
-  Held<float> y;
-#pragma unroll
-  for (int i = 0; i < kEdge; ++i) {
-    const int r = place.down * kEdge + i;
-    const long long row = tile.row_at(shape, r);
-    const bool active = r < tile.rows;
-    const float rstd = active ? rstd_out[row] : 0.0f;
+    const long long row = tile.row_at(shape, clamped(place.down * kEdge + i, tile.rows - 1));
+    y.rows[i] = load_first<EVEN, true>(h + row * shape.cols + first_col, cols, aligned);
+    y.rstd[i] = rstd[row];
 #if LAYER
-    const float mean = active ? mean_out[row] : 0.0f;
-#else
-    constexpr float mean = 0.0f;
+    y.mean[i] = mean[row];
 #endif
-#pragma unroll
-    for (int j = 0; j < kEdge; ++j) {
-#if HAS_BETA
-      const float b = shift.at(j);
-#else
-      constexpr float b = 0.0f;
-#endif
-      const float value = normalised(rows[i].at(j), mean, rstd, scale.at(j), b);
-      y.rows[i].words[j] = active && col + j < tile.cols ? __float_as_uint(value) : 0;
-    }
   }
+  y.gamma = load_first<EVEN, false>(gamma + first_col, cols, EVEN && is_aligned<kEdge>(gamma));
+#if HAS_BETA
+  y.beta = load_first<EVEN, false>(beta + first_col, cols, EVEN && is_aligned<kEdge>(beta));
+#endif
   quantize_tile(y, shape, tile, place, written, given, shared);
 }

@@ -1,17 +1,19 @@
-// Statistics of some rows of a slab of tiles (quantize_tile.cuh), by one block.
+// Statistics of LayerNorm and RMSNorm, and h: found before tiles of the norm's values are quantised
+// (norm_quantized_tiles.cuh).
 //
 //   h, mean, rstd as in norm_forward.cuh
 //
+// Layout: x, add, h [rows, cols]; mean, rstd [rows] float32.
 // Threads: 256. STAT_ROWS rows a block: a warp a row, two rows one after the other, or, of long
 // rows, several warps a row. Each part is centred on its own mean, and the parts are merged as in
 // reduce.cuh.
-#pragma once
+#include "edges.cuh"
 #include "norm_values.cuh"
-#include "quantize_tile.cuh"
+#include "reduce.cuh"
 
-constexpr int kWarps = kTileThreads / 32;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
 constexpr int kStatRows = STAT_ROWS;
-constexpr int kStatBlocks = kTile / kStatRows;  // of a slab
 constexpr int kWarpsARow = kStatRows < kWarps ? kWarps / kStatRows : 1;
 constexpr int kRowsAtOnce = kWarps / kWarpsARow;
 constexpr int kBatch = sizeof(X) == 4 ? 4 : 8;  // vectors that a lane loads at once
@@ -88,19 +90,30 @@ struct StatBuffers {
   float sums[kWarps], squares[kWarps], counts[kWarps];
 };
 
-// Statistics of the block's rows of a slab.
-__device__ void find_statistics(const X* __restrict__ x, const X* __restrict__ add,
-                                X* __restrict__ h, float* mean_out, float* rstd_out,
-                                const Shape& shape, float epsilon, const Tile& tile, unsigned part,
-                                bool aligned) {
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    norm_statistics(const X* __restrict__ x,
+#if HAS_ADD
+                    const X* __restrict__ add, X* __restrict__ h,
+#endif
+#if LAYER
+                    float* __restrict__ mean_out,
+#endif
+                    float* __restrict__ rstd_out, long long rows, long long cols, float epsilon) {
   __shared__ StatBuffers shared;
-  const long long cols = shape.cols;
+#if HAS_ADD
+  const bool aligned =
+      EVEN && is_aligned<kEdge>(x) && is_aligned<kEdge>(add) && is_aligned<kEdge>(h);
+#else
+  constexpr const X* add = nullptr;
+  constexpr X* h = nullptr;
+  const bool aligned = EVEN && is_aligned<kEdge>(x);
+#endif
   const int warp = threadIdx.x / 32;
 #pragma unroll 1
   for (int turn = 0; turn < kStatRows; turn += kRowsAtOnce) {
-    const int r = part * kStatRows + turn + warp / kWarpsARow;
-    const bool active = r < tile.rows;
-    const long long row = tile.row_at(shape, r), offset = row * cols;
+    const long long row = static_cast<long long>(blockIdx.x) * kStatRows + turn + warp / kWarpsARow;
+    const bool active = row < rows;
+    const long long offset = row * cols;
     Moments own = {0.0f, 0.0f, 0.0f};
     if (active) {
       own = moments_of_lane(x + offset, HAS_ADD ? add + offset : add, HAS_ADD ? h + offset : h,

@@ -36,14 +36,3 @@ __device__ __forceinline__ void raise_shared(unsigned* largest, unsigned value) 
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(largest));
   asm volatile("red.relaxed.cta.shared.max.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
 }
-
-// Between blocks: one tells that what it wrote is there, another waits for `count` of them.
-__device__ __forceinline__ void arrive(unsigned* counter) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
-__device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
-  unsigned arrived;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
-  } while (arrived < count);
-}

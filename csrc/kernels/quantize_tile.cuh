@@ -8,11 +8,10 @@
 // as they lie leave from registers, 8 bytes a row; turned ones through shared memory, 128 bytes of
 // a column at once.
 #pragma once
-#include "elements.cuh"
+#include "edges.cuh"
 #include "quantize_scales.cuh"
 
 constexpr int kTile = 128;
-constexpr int kEdge = 8;
 constexpr int kSubTiles = kTile / kEdge;
 constexpr int kTileThreads = kSubTiles * kSubTiles;
 constexpr bool kRows = ROWS;
@@ -99,28 +98,6 @@ struct TileBuffers {
   unsigned key;  // of the square, or the largest of the tile
 };
 __device__ __forceinline__ int swizzle(int across) { return (across << 1 | across >> 3) & 15; }
-
-// The first `count` elements at `from`, the others 0. `kEven`: counts are multiples of 8.
-template <bool kEven, bool kStream, typename T>
-__device__ __forceinline__ Vector<T, kEdge> load_first(const T* from, int count, bool aligned) {
-  if (count >= kEdge) {
-    return aligned ? load<true, kStream, kEdge>(from) : load<false, kStream, kEdge>(from);
-  }
-  Vector<T, kEdge> to{};
-  if constexpr (!kEven) {
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) {
-      if (i >= count) continue;
-      const unsigned bits = load<false, kStream, 1>(from + i).words[0];
-      if constexpr (sizeof(T) == 4) {
-        to.words[i] = bits;
-      } else {
-        to.words[i / 2] |= bits << i % 2 * 16;
-      }
-    }
-  }
-  return to;
-}
 
 // `count` bytes of two words.
 __device__ __forceinline__ void store_first(unsigned char* to, uint2 words, int count,

@@ -1,10 +1,14 @@
 // Scales of a tile, and its data: from the numbers that the threads hold (quantize_tile.cuh).
+//
+// `values.at(i, j)`: row i, column j of the thread's sub-tile, float32. Past the array's ends it is
+// 0 or what the last row or column has: either leaves largest magnitudes as they are.
+// `values.forget()`: what was made of them before is not kept in registers.
 #pragma once
 #include "quantize_tile.cuh"
 
 // Makes shared.key the largest key of the tile: after the block's next barrier.
-template <typename T>
-__device__ __forceinline__ void find_largest(const Held<T>& values, TileBuffers& shared) {
+template <typename Values>
+__device__ __forceinline__ void find_largest(const Values& values, TileBuffers& shared) {
   unsigned key = 0;
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
@@ -38,8 +42,8 @@ struct Factors {
 
 // Largest keys of the thread's rows and columns, over lanes that share their blocks. Eight at a
 // time, since one after the other waits for the shuffles.
-template <typename T>
-__device__ __forceinline__ void find_keys(const Held<T>& values, unsigned (&rows)[kEdge],
+template <typename Values>
+__device__ __forceinline__ void find_keys(const Values& values, unsigned (&rows)[kEdge],
                                           unsigned (&columns)[kEdge]) {
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) rows[i] = columns[i] = 0;
@@ -57,8 +61,8 @@ __device__ __forceinline__ void find_keys(const Held<T>& values, unsigned (&rows
 }
 
 // Scales of blocks: those of rows are written, those of columns left in shared memory.
-template <typename T>
-__device__ __forceinline__ void find_scales(const Held<T>& values, const Shape& shape,
+template <typename Values>
+__device__ __forceinline__ void find_scales(const Values& values, const Shape& shape,
                                             const Tile& tile, const Place& place,
                                             const Written& written, TileBuffers& shared,
                                             Factors& factors) {
@@ -116,8 +120,8 @@ __device__ __forceinline__ void write_column_scales(const Shape& shape, const Ti
   }
 }
 
-template <typename T>
-__device__ __forceinline__ void write_rows(const Held<T>& values, const Shape& shape,
+template <typename Values>
+__device__ __forceinline__ void write_rows(const Values& values, const Shape& shape,
                                            const Tile& tile, const Place& place,
                                            unsigned char* data, const float (&factors)[kEdge]) {
   const int col = place.across * kEdge, row = place.down * kEdge;
@@ -136,8 +140,8 @@ __device__ __forceinline__ void write_rows(const Held<T>& values, const Shape& s
 }
 
 // Into shared memory, a piece of 8 rows a column.
-template <typename T>
-__device__ __forceinline__ void turn(const Held<T>& values, const Place& place,
+template <typename Values>
+__device__ __forceinline__ void turn(const Values& values, const Place& place,
                                      const float (&factors)[kEdge], TileBuffers& shared) {
   const int piece = place.down ^ swizzle(place.across);
 #pragma unroll
@@ -177,8 +181,8 @@ __device__ __forceinline__ void write_turned(const Shape& shape, const Tile& til
 }
 
 // All threads of the block, once, after `start_tile`. `given`: the scale of the entry.
-template <typename T>
-__device__ __forceinline__ void quantize_tile(Held<T>& values, const Shape& shape, const Tile& tile,
+template <typename Values>
+__device__ __forceinline__ void quantize_tile(Values& values, const Shape& shape, const Tile& tile,
                                               const Place& place, const Written& written,
                                               const float* given, TileBuffers& shared) {
   unsigned* const amax = kAmax ? written.amax + tile.entry : nullptr;

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels import launch
@@ -11,7 +10,6 @@ from shardops.kernels.norm import Kind
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
-    params_of,
     quantized_forward_plan,
 )
 from shardops.kernels.quantize_plan import QuantizeProblem, joined
@@ -54,16 +52,22 @@ def norm_quantized(
         ),
         written,
     )
-    target = current_target()
-    plan = quantized_forward_plan(problem, target)
-    if plan is None:
+    plans = quantized_forward_plan(problem, current_target())
+    if not plans:
         return None
-    operands = [operand for operand in (x, gamma, beta, add, scale_inv) if operand is not None]
-    rows = problem.norm.rows
-    if written is None or plan.kernel.name == "norm_quantized":
+    vectors = [vector for vector in (gamma, beta) if vector is not None]
+    residual = [] if add is None else [add]
+    given = [] if scale_inv is None else [scale_inv]
+    rows, cols = np.int64(problem.norm.rows), np.int64(problem.norm.cols)
+    if len(plans) == 1 or written is None:
         entries = 1 if written is None else written.entries
-        scalars = [np.int64(rows), np.int64(rows // entries), np.float32(epsilon)]
-        return launch.call(plan, operands, results, scalars)
-    ready = jax.ShapeDtypeStruct((written.slabs,), jnp.uint32)
-    params = params_of(written, epsilon, target)
-    return launch.call(plan, operands, [*results, ready], [params])[:-1]
+        scalars = [rows, rows // entries, np.float32(epsilon)]
+        return launch.call(plans[0], [x, *vectors, *residual, *given], results, scalars)
+    found = len(residual) + 1 + (kind == "layer")  # h, mean, rstd
+    statistics = launch.call(
+        plans[0], [x, *residual], results[-found:], [rows, cols, np.float32(epsilon)]
+    )
+    h = statistics[0] if residual else x
+    operands = [h, *vectors, *statistics[len(residual) :], *given]
+    data = launch.call(plans[1], operands, results[:-found], [written.shape])
+    return (*data, *statistics)

@@ -1,18 +1,15 @@
 """Launch plans of the norms with quantised results: pure functions of shapes, types and the GPU.
 
-Rows alone come from the registers that hold a row. Columns need tiles of many rows: one launch in
-which some blocks find statistics and others, behind them, quantise tiles. So do rows that are too
-long for registers, or whose blocks of scales do not lie in a warp.
+Rows alone come from the registers that hold a row: one launch. Columns need tiles of many rows,
+whose statistics another launch finds before. So do rows that are too long for registers, or whose
+blocks of scales do not lie in a warp.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of, round_up
 from shardops.kernels.quantize_plan import (
-    SHAPE,
     TILE,
     TILE_THREADS,
     QuantizeProblem,
@@ -22,12 +19,7 @@ from shardops.kernels.quantize_plan import (
 )
 from shardops.kernels.target import Target
 
-# Of csrc/kernels/norm_quantized_tiles.cuh.
-PARAMS = np.dtype(
-    [("shape", SHAPE), ("slabs", np.uint32), ("ahead", np.uint32), ("epsilon", np.float32)],
-    align=True,
-)
-_MIN_BLOCKS = 2
+_STATISTICS_THREADS = 256
 _MOST_ROWS = 16  # whose statistics one block finds
 
 
@@ -59,43 +51,39 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
         if lanes > 32:
             return None
     each = norm.registers(norm.x)
-    for held in (16, 32):  # registers of a row that a thread holds
+    # Registers of a row that a thread holds, the most threads, and how many a multiprocessor has.
+    # Of long rows fewer threads, with more each, wait for each other.
+    fewer = norm.kind == "rms" and not norm.add and norm.vectors > 1024
+    for held, most, resident in ((24, 1024, 704) if fewer else (16, 1024, 1024), (32, 512, 512)):
         per_thread = max(1, held // each)
         if norm.vectors <= 32 * per_thread:
             threads = max(lanes, 1 << (-(-norm.vectors // per_thread) - 1).bit_length())
         else:
             threads = round_up(-(-norm.vectors // per_thread), 32)
-        if threads <= (1024 if held == 16 else 512):
+        if threads <= most:
             rows = max(1, 128 // threads)
-            resident = (1024 if held == 16 else 512) // (1 + norm.add)
-            return RowGeometry(threads, rows, max(1, resident // (threads * rows)))
+            halved = norm.add and (norm.kind == "layer" or held > 16)
+            return RowGeometry(threads, rows, max(1, resident // (1 + halved) // (threads * rows)))
     return None
 
 
 def quantized_forward_plan(
     problem: QuantizedNorm, target: Target, geometry: RowGeometry | None = None
-) -> Launch | None:
-    """Plans the launch; None for y in float32 of rows too long for registers.
+) -> tuple[Launch, ...]:
+    """Plans the launches: of rows in registers; or of statistics, then of tiles.
+
+    No launch for y in float32 of rows too long for registers.
 
     Args:
       problem: what is written is arranged by `joined`.
       geometry: overrides the one chosen for rows in registers, for tuning.
-
-    Results: those of `written` (`quantize_plan`), or y; h, mean, rstd; of tiles then a counter a
-    slab.
     """
     geometry = geometry or row_geometry(problem)
     if geometry is not None:
-        return _rows(problem, geometry)
-    return None if problem.written is None else _tiles(problem, problem.written, target)
-
-
-def params_of(problem: QuantizeProblem, epsilon: float, target: Target) -> np.void:
-    """The scalars of the launch of tiles."""
-    ahead = slabs_ahead(problem, target)
-    params = np.zeros(1, PARAMS)
-    params[0] = (problem.shape, problem.slabs, ahead, epsilon)
-    return params[0]
+        return (_rows(problem, geometry),)
+    if problem.written is None:
+        return ()
+    return _statistics(problem.norm, target), _tiles(problem.norm, problem.written, target)
 
 
 def statistics_rows(cols: int) -> int:
@@ -104,19 +92,6 @@ def statistics_rows(cols: int) -> int:
     while rows < _MOST_ROWS and 2 * rows * cols <= TILE * TILE:
         rows *= 2
     return rows
-
-
-def slabs_ahead(problem: QuantizeProblem, target: Target) -> int:
-    """Statistics are found by blocks that have ended before those that need them start.
-
-    As many blocks as are resident at once lie between the two, and a slab more.
-    """
-    resident = target.sm_count * _MIN_BLOCKS
-    return min(problem.slabs, -(-resident // _blocks_of_slab(problem)) + 1)
-
-
-def _blocks_of_slab(problem: QuantizeProblem) -> int:
-    return TILE // statistics_rows(problem.cols) + -(-problem.cols // TILE)
 
 
 def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
@@ -141,20 +116,44 @@ def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
     )
 
 
-def _tiles(problem: QuantizedNorm, written: QuantizeProblem, target: Target) -> Launch:
-    norm = problem.norm
+def _statistics(norm: NormProblem, target: Target) -> Launch:
+    rows = statistics_rows(norm.cols)
     constants = (
-        *(c for c in constants_of(norm) if c[0] not in ("COLS", "VECTOR")),
-        *written_constants(written),
-        ("EVEN", int(norm.cols % 8 == 0)),
-        ("STAT_ROWS", statistics_rows(norm.cols)),
-        ("MIN_BLOCKS", 1 if norm.x == "float32" and not converts(target) else _MIN_BLOCKS),
+        *_of_any_length(norm),
+        ("STAT_ROWS", rows),
+        ("MIN_BLOCKS", 3 if norm.kind == "rms" and converts(target) else 2),
     )
-    before = written_arrays(written)
-    ready = before + written.amax + norm.add + (norm.kind == "layer") + 1
+    return Launch(
+        Kernel("norm_statistics.cuh", "norm_statistics", constants),
+        (-(-norm.rows // rows), 1, 1),
+        (_STATISTICS_THREADS, 1, 1),
+    )
+
+
+def _tiles(norm: NormProblem, written: QuantizeProblem, target: Target) -> Launch:
+    constants = (
+        *(c for c in _of_any_length(norm) if c[0] != "HAS_ADD"),
+        *written_constants(written),
+        ("MIN_BLOCKS", _resident(norm, written, target)),
+    )
     return Launch(
         Kernel("norm_quantized_tiles.cuh", "norm_quantized_tiles", constants),
-        (written.slabs * _blocks_of_slab(written), 1, 1),
+        (written.slabs * -(-written.cols // TILE), 1, 1),
         (TILE_THREADS, 1, 1),
-        zeroed=(*(before,) * written.amax, ready),
+        zeroed=(written_arrays(written),) * written.amax,
     )
+
+
+def _of_any_length(norm: NormProblem) -> tuple[tuple[str, int], ...]:
+    of_length = ("COLS", "VECTOR")
+    constants = tuple(c for c in constants_of(norm) if c[0] not in of_length)
+    return (*constants, ("EVEN", int(norm.cols % 8 == 0)))
+
+
+def _resident(norm: NormProblem, written: QuantizeProblem, target: Target) -> int:
+    """Blocks a multiprocessor, as far as a tile's numbers and parameters leave registers."""
+    if norm.x == "float32":
+        return 2 if converts(target) else 1
+    both = written.as_rows and written.as_columns
+    few = norm.kind == "rms" and norm.gamma != "float32" and converts(target)
+    return 3 if few and (written.scales == "tensor" or not both) else 2

@@ -97,7 +97,6 @@ def arranged(problem: QuantizeProblem) -> QuantizeProblem:
 
 def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
     """Plans the launch for an arranged problem: a tile a block."""
-    del target  # no GPU so far wants another shape
     return Launch(
         Kernel(
             "quantize_tiles.cuh",
@@ -107,7 +106,7 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
                 *written_constants(problem),
                 ("EVEN", int(problem.cols % 8 == 0)),
                 ("REVERSED", int(problem.again)),
-                ("MIN_BLOCKS", _resident(problem)),
+                ("MIN_BLOCKS", _resident(problem, target)),
             ),
         ),
         (problem.slabs * -(-problem.cols // TILE), 1, 1),
@@ -122,9 +121,13 @@ def converts(target: Target) -> bool:
     return number.isdigit() and int(number) >= 89
 
 
-def _resident(problem: QuantizeProblem) -> int:
+def _resident(problem: QuantizeProblem, target: Target) -> int:
     """Blocks a multiprocessor, as far as a tile's numbers leave registers."""
-    return 2 if problem.x == "float32" else 3
+    if problem.x == "float32":
+        return 2
+    # Each way with scales of its own, and each way's factors held.
+    two_scales = problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
+    return 4 if problem.x == "bfloat16" and converts(target) and not two_scales else 3
 
 
 def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:

@@ -16,7 +16,3 @@ inline void raise_to(unsigned* largest, unsigned value) {
 }
 inline void raise_shared(unsigned* largest, unsigned value) { raise_to(largest, value); }
 inline unsigned seen_so_far(const unsigned* largest) { return *largest; }
-inline void arrive(unsigned* counter) { ++*counter; }
-inline void await(const unsigned* counter, unsigned count) {
-  while (*counter < count) host::stop_at(host::kWaits);
-}

@@ -51,7 +51,7 @@ def test_kernels_write_what_the_program_returns():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
-def test_quantised_norm_is_one_launch(op, recipe, layout):
+def test_quantised_norm_is_one_launch_or_statistics_and_tiles(op, recipe, layout):
     """Of x as it is: y in float32 exists for current scaling alone, whose scale comes after it."""
     quantizer = RECIPES[recipe].quantizer("input", layout)
 
@@ -70,8 +70,13 @@ def test_quantised_norm_is_one_launch(op, recipe, layout):
             ("quantize_tiles", 2),
         ]
         return
-    name = "norm_quantized" if layout == "rows" else "norm_quantized_tiles"
-    assert found == [(name, operands + (recipe == "delayed"))]
+    delayed = recipe == "delayed"
+    if layout == "rows":
+        assert found == [("norm_quantized", operands + delayed)]
+    else:  # x and the residual; then h, gamma, beta, and the statistics
+        vectors = operands - 2
+        tiles = 1 + vectors + (1 + (op == "layer_norm")) + delayed
+        assert found == [("norm_statistics", 2), ("norm_quantized_tiles", tiles)]
     assert "384x256xf32" not in text
     assert "6x64x256xf32" not in text.split("@shardops_launch")[1]
 
@@ -83,7 +88,7 @@ def test_rows_too_long_for_registers_take_tiles():
         ((8, 65536), jnp.bfloat16),
         ((65536,), jnp.bfloat16),
     )
-    assert [name for name, *_ in launches(text)] == ["norm_quantized_tiles"]
+    assert [name for name, *_ in launches(text)] == ["norm_statistics", "norm_quantized_tiles"]
 
 
 def test_empty_array_launches_nothing():
