@@ -5,50 +5,50 @@
 #include "quantize_ptx.cuh"
 #include "reduce.cuh"
 
-constexpr unsigned kFiniteZero = 0x01000000u;
+constexpr int kFiniteZero = 0x00800000;
 
-__device__ __forceinline__ unsigned magnitude_key(float value) {
-  return __float_as_uint(value) << 1;
+__device__ __forceinline__ int magnitude_key(float value) {
+  return static_cast<int>(__float_as_uint(value) & 0x7fffffffu);
 }
-__device__ __forceinline__ unsigned finite_key(float value) {
-  return (__float_as_uint(value) << 1) + kFiniteZero;
+__device__ __forceinline__ int finite_key(float value) {
+  return static_cast<int>((__float_as_uint(value) & 0x7fffffffu) + kFiniteZero);
 }
-__device__ __forceinline__ unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
+__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 
 // Float32 bits of the magnitude with such a key; one NaN stands for all.
-__device__ __forceinline__ unsigned bits_of_magnitude(unsigned key) {
-  return key > 0xff000000u ? 0x7fc00000u : key >> 1;
+__device__ __forceinline__ unsigned bits_of_magnitude(int key) {
+  return key > 0x7f800000 ? 0x7fc00000u : static_cast<unsigned>(key);
 }
-__device__ __forceinline__ unsigned bits_of_finite(unsigned key) {
-  return key < kFiniteZero ? 0u : (key - kFiniteZero) >> 1;
+__device__ __forceinline__ unsigned bits_of_finite(int key) {
+  return key < kFiniteZero ? 0u : static_cast<unsigned>(key - kFiniteZero);
 }
 
 // Over lanes that differ in bits kFrom, 2 kFrom, ..., kTo / 2 of their number.
 template <int kFrom, int kTo>
-__device__ __forceinline__ unsigned largest_of_lanes(unsigned key) {
+__device__ __forceinline__ int largest_of_lanes(int key) {
 #pragma unroll
   for (int offset = kFrom; offset < kTo; offset *= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, __uint_as_float(key), offset);
-    key = larger(key, __float_as_uint(other));
+    const float other = __shfl_xor_sync(kAllLanes, __int_as_float(key), offset);
+    key = larger(key, __float_as_int(other));
   }
   return key;
 }
 
 // The same of several at once.
 template <int kFrom, int kTo, int kCount>
-__device__ __forceinline__ void share_largest(unsigned (&keys)[kCount]) {
+__device__ __forceinline__ void share_largest(int (&keys)[kCount]) {
 #pragma unroll
   for (int offset = kFrom; offset < kTo; offset *= 2) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float other = __shfl_xor_sync(kAllLanes, __uint_as_float(keys[i]), offset);
-      keys[i] = larger(keys[i], __float_as_uint(other));
+      const float other = __shfl_xor_sync(kAllLanes, __int_as_float(keys[i]), offset);
+      keys[i] = larger(keys[i], __float_as_int(other));
     }
   }
 }
 
 // Tells of a magnitude: seldom, since most are not above what was seen when the block began.
-__device__ __forceinline__ void report(unsigned* amax, unsigned seen, unsigned key) {
+__device__ __forceinline__ void report(unsigned* amax, unsigned seen, int key) {
   const unsigned bits = bits_of_magnitude(key);
   if (bits > seen) raise_to(amax, bits);
 }

@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     rstd_out[row] = rstd;
   }
 
-  unsigned largest = 0;
+  int largest = 0;
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) {
     const int column = Slice::column(i);
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     }
     float factor = factor_of_entry;
 #if SCALES
-    unsigned key = 0;
+    int key = 0;
 #pragma unroll
     for (int j = 0; j < kLength; ++j) key = larger(key, finite_key(y[j]));
     const Scaling<Scale> scaling(largest_of_lanes<1, kBlockLanes>(key));

@@ -13,7 +13,8 @@ using Beta = ElementOf<BETA_TYPE>::Type;
 __device__ __forceinline__ float normalised(float h, float mean, float rstd, float gamma,
                                             float beta) {
   const float centred = LAYER ? h - mean : h;
-  const float scaled = centred * rstd * (ZERO_CENTERED ? gamma + 1.0f : gamma);
+  const float g = ZERO_CENTERED ? gamma + 1.0f : gamma;
+  const float scaled = __fmul_rn(__fmul_rn(centred, rstd), g);
   return HAS_BETA ? scaled + beta : scaled;
 }
 

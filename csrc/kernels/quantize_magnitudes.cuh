@@ -10,8 +10,8 @@ using X = ElementOf<X_TYPE>::Type;
 constexpr int kVector = 8;
 
 struct Keys {
-  unsigned all = 0;
-  unsigned finite = 0;
+  int all = 0;
+  int finite = 0;
 
   __device__ __forceinline__ void add(float value) {
     all = larger(all, magnitude_key(value));

@@ -32,7 +32,7 @@ __device__ __forceinline__ unsigned seen_so_far(const unsigned* largest) {
   return value;
 }
 
-__device__ __forceinline__ void raise_shared(unsigned* largest, unsigned value) {
+__device__ __forceinline__ void raise_shared(int* largest, int value) {
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(largest));
-  asm volatile("red.relaxed.cta.shared.max.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+  asm volatile("red.relaxed.cta.shared.max.s32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
 }

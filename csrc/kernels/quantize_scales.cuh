@@ -35,7 +35,7 @@ template <>
 struct Scaling<float> {
   float written;
   float factor;
-  __device__ __forceinline__ explicit Scaling(unsigned key) {
+  __device__ __forceinline__ explicit Scaling(int key) {
     const unsigned bits = bits_of_finite(key);
     const float wanted = __uint_as_float(bits) * (1.0f / Format::kLargest);
     const float least = __uint_as_float(0x00800000u);
@@ -47,7 +47,7 @@ template <>
 struct Scaling<Code> {
   Code written;
   float factor;
-  __device__ __forceinline__ explicit Scaling(unsigned key) {
+  __device__ __forceinline__ explicit Scaling(int key) {
     const int wanted = static_cast<int>(bits_of_finite(key) >> 23) - Format::kLargestExponent;
     const int code = wanted > 1 ? wanted : 1;
     written = {static_cast<unsigned char>(code)};

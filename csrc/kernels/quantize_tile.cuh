@@ -93,9 +93,9 @@ struct Written {
 // that the lanes of half a warp meet different banks, coming and going.
 struct TileBuffers {
   alignas(16) uint2 turned[kColumns ? kTile * kSubTiles : 1];
-  unsigned column_keys[kColumns && kScales == kRow128 ? kTile : 1];
+  int column_keys[kColumns && kScales == kRow128 ? kTile : 1];
   alignas(4) Scale column_scales[kColumns ? kTile : 1][kTile / kBlock];
-  unsigned key;  // of the square, or the largest of the tile
+  int key;  // of the square, or the largest of the tile
 };
 __device__ __forceinline__ int swizzle(int across) { return (across << 1 | across >> 3) & 15; }
 

@@ -9,7 +9,7 @@
 // Makes shared.key the largest key of the tile: after the block's next barrier.
 template <typename Values>
 __device__ __forceinline__ void find_largest(const Values& values, TileBuffers& shared) {
-  unsigned key = 0;
+  int key = 0;
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
 #pragma unroll
@@ -43,15 +43,15 @@ struct Factors {
 // Largest keys of the thread's rows and columns, over lanes that share their blocks. Eight at a
 // time, since one after the other waits for the shuffles.
 template <typename Values>
-__device__ __forceinline__ void find_keys(const Values& values, unsigned (&rows)[kEdge],
-                                          unsigned (&columns)[kEdge]) {
+__device__ __forceinline__ void find_keys(const Values& values, int (&rows)[kEdge],
+                                          int (&columns)[kEdge]) {
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) rows[i] = columns[i] = 0;
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
 #pragma unroll
     for (int j = 0; j < kEdge; ++j) {
-      const unsigned key = finite_key(values.at(i, j));
+      const int key = finite_key(values.at(i, j));
       if (kRows) rows[i] = larger(rows[i], key);
       if (kColumns) columns[j] = larger(columns[j], key);
     }
@@ -67,7 +67,7 @@ __device__ __forceinline__ void find_scales(const Values& values, const Shape& s
                                             const Written& written, TileBuffers& shared,
                                             Factors& factors) {
   const int col = place.across * kEdge, row = place.down * kEdge;
-  unsigned rows[kEdge], columns[kEdge];
+  int rows[kEdge], columns[kEdge];
   find_keys(values, rows, columns);
   if constexpr (kRows) {
     const long long scales_of_row = (shape.cols + kBlock - 1) / kBlock;

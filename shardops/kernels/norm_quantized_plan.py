@@ -154,6 +154,4 @@ def _resident(norm: NormProblem, written: QuantizeProblem, target: Target) -> in
     """Blocks a multiprocessor, as far as a tile's numbers and parameters leave registers."""
     if norm.x == "float32":
         return 2 if converts(target) else 1
-    both = written.as_rows and written.as_columns
-    few = norm.kind == "rms" and norm.gamma != "float32" and converts(target)
-    return 3 if few and (written.scales == "tensor" or not both) else 2
+    return 2
