@@ -8,12 +8,8 @@ import numpy as np
 from shardops.kernels import launch
 from shardops.kernels.norm import Kind
 from shardops.kernels.norm_problem import NormProblem
-from shardops.kernels.norm_quantized_plan import (
-    QuantizedNorm,
-    quantized_forward_plan,
-)
-from shardops.kernels.quantize_plan import QuantizeProblem, joined
-from shardops.kernels.target import current_target
+from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
+from shardops.kernels.quantize_plan import QuantizeProblem
 
 
 def norm_quantized(
@@ -36,9 +32,8 @@ def norm_quantized(
       scale_inv: one float32 an entry of `written`, where scales are those of entries.
       written: what of y; None: y itself in float32.
       results: those of `written` (or y), h, mean, rstd, as far as there are any.
-    Returns: the results; None where no kernel writes float32 rows so long.
+    Returns: the results; None where no kernel does so (`quantized_forward_plan`).
     """
-    written = None if written is None else joined(written)
     problem = QuantizedNorm(
         NormProblem(
             x.size // x.shape[-1],
@@ -52,22 +47,10 @@ def norm_quantized(
         ),
         written,
     )
-    plans = quantized_forward_plan(problem, current_target())
-    if not plans:
+    plan = quantized_forward_plan(problem)
+    if plan is None:
         return None
-    vectors = [vector for vector in (gamma, beta) if vector is not None]
-    residual = [] if add is None else [add]
-    given = [] if scale_inv is None else [scale_inv]
-    rows, cols = np.int64(problem.norm.rows), np.int64(problem.norm.cols)
-    if len(plans) == 1 or written is None:
-        entries = 1 if written is None else written.entries
-        scalars = [rows, rows // entries, np.float32(epsilon)]
-        return launch.call(plans[0], [x, *vectors, *residual, *given], results, scalars)
-    found = len(residual) + 1 + (kind == "layer")  # h, mean, rstd
-    statistics = launch.call(
-        plans[0], [x, *residual], results[-found:], [rows, cols, np.float32(epsilon)]
-    )
-    h = statistics[0] if residual else x
-    operands = [h, *vectors, *statistics[len(residual) :], *given]
-    data = launch.call(plans[1], operands, results[:-found], [written.shape])
-    return (*data, *statistics)
+    operands = [operand for operand in (x, gamma, beta, add, scale_inv) if operand is not None]
+    rows = np.int64(problem.norm.rows)
+    entries = 1 if written is None else written.entries
+    return launch.call(plan, operands, results, [rows, rows // entries, np.float32(epsilon)])

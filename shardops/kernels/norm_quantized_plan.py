@@ -1,26 +1,14 @@
-"""Launch plans of the norms with quantised results: pure functions of shapes, types and the GPU.
+"""Launch plans of the norms with quantised rows: pure functions of shapes, types and the GPU.
 
-Rows alone come from the registers that hold a row: one launch. Columns need tiles of many rows,
-whose statistics another launch finds before. So do rows that are too long for registers, or whose
-blocks of scales do not lie in a warp.
+A row is held in registers, and its blocks of scales in a warp. Columns want tiles of many rows, and
+longer rows more registers than there are: those take y in float32, and then what quantises arrays.
 """
 
 from dataclasses import dataclass
 
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of, round_up
-from shardops.kernels.quantize_plan import (
-    TILE,
-    TILE_THREADS,
-    QuantizeProblem,
-    converts,
-    written_arrays,
-    written_constants,
-)
-from shardops.kernels.target import Target
-
-_STATISTICS_THREADS = 256
-_MOST_ROWS = 16  # whose statistics one block finds
+from shardops.kernels.quantize_plan import QuantizeProblem, written_constants
 
 
 @dataclass(frozen=True)
@@ -68,30 +56,15 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
 
 
 def quantized_forward_plan(
-    problem: QuantizedNorm, target: Target, geometry: RowGeometry | None = None
-) -> tuple[Launch, ...]:
-    """Plans the launches: of rows in registers; or of statistics, then of tiles.
-
-    No launch for y in float32 of rows too long for registers.
+    problem: QuantizedNorm, geometry: RowGeometry | None = None
+) -> Launch | None:
+    """Plans the launch; None where rows do not fit in registers, or more than rows is wanted.
 
     Args:
-      problem: what is written is arranged by `joined`.
-      geometry: overrides the one chosen for rows in registers, for tuning.
+      geometry: overrides the one chosen, for tuning.
     """
     geometry = geometry or row_geometry(problem)
-    if geometry is not None:
-        return (_rows(problem, geometry),)
-    if problem.written is None:
-        return ()
-    return _statistics(problem.norm, target), _tiles(problem.norm, problem.written, target)
-
-
-def statistics_rows(cols: int) -> int:
-    """Rows whose statistics a block finds: it reads as much as one that quantises a tile."""
-    rows = 1
-    while rows < _MOST_ROWS and 2 * rows * cols <= TILE * TILE:
-        rows *= 2
-    return rows
+    return None if geometry is None else _rows(problem, geometry)
 
 
 def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
@@ -114,44 +87,3 @@ def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
         (geometry.threads_per_row, geometry.rows_per_block, 1),
         zeroed=(1,) * amax,
     )
-
-
-def _statistics(norm: NormProblem, target: Target) -> Launch:
-    rows = statistics_rows(norm.cols)
-    constants = (
-        *_of_any_length(norm),
-        ("STAT_ROWS", rows),
-        ("MIN_BLOCKS", 3 if norm.kind == "rms" and converts(target) else 2),
-    )
-    return Launch(
-        Kernel("norm_statistics.cuh", "norm_statistics", constants),
-        (-(-norm.rows // rows), 1, 1),
-        (_STATISTICS_THREADS, 1, 1),
-    )
-
-
-def _tiles(norm: NormProblem, written: QuantizeProblem, target: Target) -> Launch:
-    constants = (
-        *(c for c in _of_any_length(norm) if c[0] != "HAS_ADD"),
-        *written_constants(written),
-        ("MIN_BLOCKS", _resident(norm, written, target)),
-    )
-    return Launch(
-        Kernel("norm_quantized_tiles.cuh", "norm_quantized_tiles", constants),
-        (written.slabs * -(-written.cols // TILE), 1, 1),
-        (TILE_THREADS, 1, 1),
-        zeroed=(written_arrays(written),) * written.amax,
-    )
-
-
-def _of_any_length(norm: NormProblem) -> tuple[tuple[str, int], ...]:
-    of_length = ("COLS", "VECTOR")
-    constants = tuple(c for c in constants_of(norm) if c[0] not in of_length)
-    return (*constants, ("EVEN", int(norm.cols % 8 == 0)))
-
-
-def _resident(norm: NormProblem, written: QuantizeProblem, target: Target) -> int:
-    """Blocks a multiprocessor, as far as a tile's numbers and parameters leave registers."""
-    if norm.x == "float32":
-        return 2 if converts(target) else 1
-    return 2

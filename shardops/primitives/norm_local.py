@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops.primitives.local import local_primitive
-from shardops.primitives.quantize_local import Form, problem_of, quantized
+from shardops.primitives.quantize_local import Form, local_quantize, problem_of, quantized
 from shardops.rules.spec import Axes
 
 Kind = Literal["layer", "rms"]
@@ -145,23 +145,26 @@ def _quantized_kernel(
     form: Form | None,
     statics: dict[str, Any],
 ) -> tuple[jax.Array, ...]:
-    """y quantised; without a form, y in float32."""
-    from shardops.kernels import norm as kernels
-    from shardops.kernels import norm_quantized
+    """y quantised, in one launch where rows alone are wanted; without a form, y in float32."""
+    from shardops.kernels import norm, norm_quantized
 
-    given = [a for a in (x, gamma, shift, residual, scale) if a is not None]
+    arrays = [a for a in (x, gamma, shift, residual) if a is not None]
+    given = [] if scale is None else [scale]
     optional = {"beta": shift is not None, "add": residual is not None}
     reference = partial(forward_reference, **optional, **statics, form=form, wide=form is None)
-    results = jax.eval_shape(reference, *given)
+    results = jax.eval_shape(reference, *arrays, *given)
     written = None if form is None else problem_of(form, x.shape, x.dtype.name)
-    out = norm_quantized.norm_quantized(
+    fused = norm_quantized.norm_quantized(
         x, gamma, shift, residual, scale, written, results, **statics
     )
-    if out is not None:
-        return out
+    if fused is not None:
+        return fused
+    if form is not None:
+        y, *others = _quantized_kernel(x, gamma, shift, residual, None, None, statics)
+        return (*local_quantize(y, *given, form=form, kernel=True), *others)
     # Rows too long for the kernel that writes y in float32: the norm's own, of h in float32.
     h = x if residual is None else _sum(x, residual)
-    y, *values = kernels.norm_forward(_flat(h.astype(jnp.float32)), gamma, shift, None, **statics)
+    y, *values = norm.norm_forward(_flat(h.astype(jnp.float32)), gamma, shift, None, **statics)
     values = [v.reshape(x.shape[:-1]) for v in values]
     return (y.reshape(x.shape), *(() if residual is None else (h,)), *values)
 

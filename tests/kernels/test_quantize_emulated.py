@@ -15,7 +15,6 @@ from shardops.kernels.norm_quantized_plan import (
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     arranged,
-    joined,
     magnitudes_plan,
     quantize_plan,
 )
@@ -114,15 +113,10 @@ NORMS = {
                    (True, False)),
     "odd rows": (("rms", "bfloat16", "bfloat16", None, True, False), (1, 1, 4, 333),
                  (True, False)),
-    "columns": (("layer", "bfloat16", "bfloat16", "bfloat16", True, True), (1, 2, 150, 136),
-                (False, True)),
-    "both": (("rms", "bfloat16", "float32", None, False, False), (2, 1, 300, 264), (True, True)),
-    "both, odd": (("layer", "float32", "float32", "float32", True, False), (1, 3, 33, 45),
-                  (True, True)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scales", MODES)
+@pytest.mark.parametrize("scales", ["tensor", "row128", "row32"])
 @pytest.mark.parametrize("case", NORMS)
 def test_norms_quantise_their_float32_values(case, scales, built, rng):
     (kind, x, gamma, beta, add, zero), shape, layout = NORMS[case]
@@ -130,8 +124,10 @@ def test_norms_quantise_their_float32_values(case, scales, built, rng):
     norm = NormProblem(rows, cols, kind, x, gamma, beta, add, zero)
     format = FORMATS[len(case) % 2]
     written = QuantizeProblem(*shape, x, format, scales, *layout, amax=scales == "tensor")
-    laid = joined(written)
-    launches = quantized_forward_plan(QuantizedNorm(norm, laid), TARGET)
+    launch = quantized_forward_plan(QuantizedNorm(norm, written))
+    if launch is None:  # a block of 128 single elements does not lie in a warp
+        assert (case, scales) == ("odd rows", "row128")
+        return
 
     def random(of, dtype):
         return rng.standard_normal(of).astype(DTYPES[dtype])
@@ -149,19 +145,9 @@ def test_norms_quantise_their_float32_values(case, scales, built, rng):
     like += [h] if add else []
     like += [np.zeros(rows, np.float32)] * (1 + (kind == "layer"))
     given = [scale_inv] if scales == "tensor" else []
-    vectors_given = [v for v in vectors if v is not None]
-    residuals = [residual] if add else []
-    epsilon = np.float32(1e-5)
-    if len(launches) == 1:
-        assert scales != "square"
-        operands = [values, *vectors_given, *residuals, *given]
-        scalars = [np.int64(rows), np.int64(rows // shape[0]), epsilon]
-        got = run(launches[0], built, operands, like, scalars)
-    else:
-        scalars = [np.int64(rows), np.int64(cols), epsilon]
-        found = run(launches[0], built, [values, *residuals], like[n:], scalars)
-        operands = [found[0] if add else values, *vectors_given, *found[add:], *given]
-        got = [*run(launches[1], built, operands, like[:n], [laid.shape]), *found]
+    operands = [a for a in (values, *vectors, residual, *given) if a is not None]
+    scalars = [np.int64(rows), np.int64(rows // shape[0]), np.float32(1e-5)]
+    got = run(launch, built, operands, like, scalars)
     rest = iter(got[n:])
     if add:
         assert next(rest).tobytes() == h.tobytes()
@@ -183,7 +169,7 @@ def test_wide_norm_is_float32(kind, built, rng):
     norm = NormProblem(5, 264, kind, "bfloat16", "float32", None)
     x = rng.standard_normal((5, 264)).astype(DTYPES["bfloat16"])
     gamma = rng.standard_normal(264).astype(np.float32)
-    (launch,) = quantized_forward_plan(QuantizedNorm(norm, None), TARGET)
+    launch = quantized_forward_plan(QuantizedNorm(norm, None))
     like = [np.zeros((5, 264), np.float32)] + [np.zeros(5, np.float32)] * (1 + (kind == "layer"))
     scalars = [np.int64(5), np.int64(5), np.float32(1e-5)]
     y, *statistics = run(launch, built, [x, gamma], like, scalars)

@@ -51,8 +51,8 @@ def test_kernels_write_what_the_program_returns():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
-def test_quantised_norm_is_one_launch_or_statistics_and_tiles(op, recipe, layout):
-    """Of x as it is: y in float32 exists for current scaling alone, whose scale comes after it."""
+def test_quantised_norm_is_one_launch_of_x_as_it_is(op, recipe, layout):
+    """Rows in one; columns, and current scaling, whose scale comes after y, by y in float32."""
     quantizer = RECIPES[recipe].quantizer("input", layout)
 
     def f(x, gamma):
@@ -64,31 +64,25 @@ def test_quantised_norm_is_one_launch_or_statistics_and_tiles(op, recipe, layout
     operands = 3 + (op == "layer_norm")
     found = [(name, count) for name, count, _ in launches(text)]
     if recipe == "current":
-        assert found == [
-            ("norm_quantized", operands),
-            ("quantize_magnitudes", 1),
-            ("quantize_tiles", 2),
-        ]
-        return
-    delayed = recipe == "delayed"
-    if layout == "rows":
-        assert found == [("norm_quantized", operands + delayed)]
-    else:  # x and the residual; then h, gamma, beta, and the statistics
-        vectors = operands - 2
-        tiles = 1 + vectors + (1 + (op == "layer_norm")) + delayed
-        assert found == [("norm_statistics", 2), ("norm_quantized_tiles", tiles)]
-    assert "384x256xf32" not in text
-    assert "6x64x256xf32" not in text.split("@shardops_launch")[1]
+        searched = [("quantize_magnitudes", 1), ("quantize_tiles", 2)]
+        assert found == [("norm_quantized", operands), *searched]
+    elif layout == "rows":
+        assert found == [("norm_quantized", operands + (recipe == "delayed"))]
+        assert "384x256xf32" not in text
+        assert "6x64x256xf32" not in text.split("@shardops_launch")[1]
+    else:
+        tiles = ("quantize_tiles", 1 + (recipe == "delayed"))
+        assert found == [("norm_quantized", operands), tiles]
 
 
-def test_rows_too_long_for_registers_take_tiles():
+def test_rows_too_long_for_registers_take_the_norms_own_kernel():
     quantizer = RECIPES["block"].quantizer()
     text = lowered(
         lambda x, gamma: so.rms_norm(x, gamma, quantizer=quantizer).detach(),
         ((8, 65536), jnp.bfloat16),
         ((65536,), jnp.bfloat16),
     )
-    assert [name for name, *_ in launches(text)] == ["norm_statistics", "norm_quantized_tiles"]
+    assert [name for name, *_ in launches(text)] == ["norm_forward_staged", "quantize_tiles"]
 
 
 def test_empty_array_launches_nothing():
