@@ -115,19 +115,14 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
     )
 
 
-def converts(target: Target) -> bool:
-    """Whether the GPU has an instruction that makes 8-bit numbers; else kernels compute them."""
-    number = target.arch.removeprefix("sm_")
-    return number.isdigit() and int(number) >= 89
-
-
 def _resident(problem: QuantizeProblem, target: Target) -> int:
     """Blocks a multiprocessor, as far as a tile's numbers leave registers."""
+    blocks = problem.scales in ("row128", "row32")
     if problem.x == "float32":
         return 2
-    # Each way with scales of its own, and each way's factors held.
-    two_scales = problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
-    return 4 if problem.x == "bfloat16" and converts(target) and not two_scales else 3
+    if target.arch not in ("sm_89", "sm_90"):  # conversions by hand, or a ptxas that takes more
+        return 2 if blocks else 3
+    return 4 if problem.x == "bfloat16" and not (blocks and problem.as_rows) else 3
 
 
 def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:
