@@ -42,7 +42,11 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
     # Registers of a row that a thread holds, the most threads, and how many a multiprocessor has.
     # Of long rows fewer threads, with more each, wait for each other.
     fewer = norm.kind == "rms" and not norm.add and norm.vectors > 1024
-    for held, most, resident in ((24, 1024, 704) if fewer else (16, 1024, 1024), (32, 512, 512)):
+    first, last = (16, 1024, 1024), (32, 512, 512)
+    if fewer:
+        blocks = written is not None and written.scales == "row128"
+        first = (32, 512, 768) if blocks else (24, 1024, 704)  # the others would spill
+    for held, most, resident in (first, last):
         per_thread = max(1, held // each)
         if norm.vectors <= 32 * per_thread:
             threads = max(lanes, 1 << (-(-norm.vectors // per_thread) - 1).bit_length())
