@@ -7,6 +7,13 @@ from shardops.kernels import softmax_plan
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.quantize_plan import (
+    QuantizeProblem,
+    Scales,
+    arranged,
+    magnitudes_plan,
+    quantize_plan,
+)
 from shardops.kernels.softmax_plan import MaskKind
 from shardops.kernels.target import Target
 
@@ -49,6 +56,12 @@ OPTIONS = {
         bare="yes",
     ),
     "zero_centered_gamma": Option(("no", "yes"), "gamma counts from 1", bare="yes"),
+    "scaling": Option(
+        ("delayed", "current", "block", "square", "mxfp8"),
+        "of quantised arrays: block: 1 x 128; square: 128 x 128",
+    ),
+    "format": Option(("float8_e4m3fn", "float8_e5m2"), "of quantised arrays"),
+    "layout": Option(("rows", "columns", "both"), "of quantised arrays"),
 }
 
 
@@ -137,6 +150,35 @@ def _softmax(request: Request, rows: int, target: Target) -> list[Launch]:
     return launches
 
 
+def _quantize(request: Request, rows: int, target: Target) -> list[Launch]:
+    """For arrays [rows, length]. There are no two passes: either asks for the same."""
+    problem = _written(request, rows)
+    launches = [quantize_plan(arranged(problem), target)]
+    if request.option("scaling") == "current":
+        search, _ = magnitudes_plan(1, rows * request.length, request.dtype, target)
+        launches.append(search)
+    return launches
+
+
+def _written(request: Request, rows: int) -> QuantizeProblem:
+    scaling = request.option("scaling")
+    scales: dict[str, Scales] = {"block": "row128", "square": "square", "mxfp8": "row32"}
+    layout = request.option("layout")
+    return QuantizeProblem(
+        1,
+        1,
+        rows,
+        request.length,
+        request.dtype,
+        request.option("format"),
+        scales.get(scaling, "tensor"),
+        as_rows=layout != "columns",
+        as_columns=layout != "rows",
+        amax=scaling == "delayed",
+        again=scaling == "current",
+    )
+
+
 def _either(value: str, same: str) -> str:
     return same if value == "same" else value
 
@@ -148,4 +190,5 @@ FAMILIES = {
     "rms_norm": Family(_NORM_OPTIONS, _norm),
     "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
     "softmax": Family(("mask", "causal"), _softmax),
+    "quantize": Family(("scaling", "format", "layout"), _quantize),
 }

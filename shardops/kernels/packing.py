@@ -154,7 +154,8 @@ def _lengths(kernel: Kernel) -> list[int]:
     constants = dict(kernel.constants)
     if "COLS" in constants:
         return [constants["COLS"]]
-    return sorted({value for value in constants.values() if value > 0}, reverse=True)
+    # Kernels of any length: what counts is what divides it.
+    return sorted({128, *(value for value in constants.values() if value > 0)}, reverse=True)
 
 
 def _requests(length: int) -> list[Request]:

@@ -1,13 +1,14 @@
 """The norms on one device: the jnp reference, which says what they mean, and the kernels."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from shardops.primitives.local import local_primitive
-from shardops.primitives.quantize_local import Form, quantized
+from shardops.primitives.quantize_local import Form, local_quantize, problem_of, quantized
 from shardops.rules.spec import Axes
 
 Kind = Literal["layer", "rms"]
@@ -128,17 +129,44 @@ def _forward_kernel(
     shift = next(rest) if beta else None
     residual = next(rest) if add else None
     if form is not None or wide:
-        # A reference path: the kernel writes y in float32, and jnp quantises it.
-        h = x if residual is None else _sum(x, residual)
-        y, *values = kernels.norm_forward(
-            _flat(h.astype(jnp.float32)), gamma, shift, None, **statics
-        )
-        values = [v.reshape(x.shape[:-1]) for v in values]
-        written = _written(y.reshape(x.shape), x.dtype, rest, form, wide)
-        return (*written, *(() if residual is None else (h,)), *values)
+        scale = next(rest) if form is not None and form.given else None
+        return _quantized_kernel(x, gamma, shift, residual, scale, form, statics)
     flat = None if residual is None else _flat(residual)
     results = kernels.norm_forward(_flat(x), gamma, shift, flat, **statics)
     return tuple(r.reshape(x.shape if r.ndim == 2 else x.shape[:-1]) for r in results)
+
+
+def _quantized_kernel(
+    x: jax.Array,
+    gamma: jax.Array,
+    shift: jax.Array | None,
+    residual: jax.Array | None,
+    scale: jax.Array | None,
+    form: Form | None,
+    statics: dict[str, Any],
+) -> tuple[jax.Array, ...]:
+    """y quantised, in one launch where rows alone are wanted; without a form, y in float32."""
+    from shardops.kernels import norm, norm_quantized
+
+    arrays = [a for a in (x, gamma, shift, residual) if a is not None]
+    given = [] if scale is None else [scale]
+    optional = {"beta": shift is not None, "add": residual is not None}
+    reference = partial(forward_reference, **optional, **statics, form=form, wide=form is None)
+    results = jax.eval_shape(reference, *arrays, *given)
+    written = None if form is None else problem_of(form, x.shape, x.dtype.name)
+    fused = norm_quantized.norm_quantized(
+        x, gamma, shift, residual, scale, written, results, **statics
+    )
+    if fused is not None:
+        return fused
+    if form is not None:
+        y, *others = _quantized_kernel(x, gamma, shift, residual, None, None, statics)
+        return (*local_quantize(y, *given, form=form, kernel=True), *others)
+    # Rows too long for the kernel that writes y in float32: the norm's own, of h in float32.
+    h = x if residual is None else _sum(x, residual)
+    y, *values = norm.norm_forward(_flat(h.astype(jnp.float32)), gamma, shift, None, **statics)
+    values = [v.reshape(x.shape[:-1]) for v in values]
+    return (y.reshape(x.shape), *(() if residual is None else (h,)), *values)
 
 
 def _backward_kernel(

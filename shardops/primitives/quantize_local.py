@@ -1,8 +1,10 @@
-"""Quantisation on one device: the jnp reference. There is no kernel yet."""
+"""Quantisation on one device: the jnp reference, which says what it means, and the kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,9 @@ from shardops.primitives.local import Results, local_primitive
 from shardops.primitives.scaled import quantize_reference
 from shardops.primitives.scaling import ScalingMode, largest, largest_finite
 from shardops.rules.quantize import Blocks
+
+if TYPE_CHECKING:
+    from shardops.kernels.quantize_plan import QuantizeProblem, Scales
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Form:
 
 
 def quantized(x: jax.Array, *scale_inv: jax.Array, form: Form) -> Results:
-    """Quantise in jnp: what a kernel is to compute, and what runs until there is one.
+    """Quantise in jnp: what the kernels compute, and what a CPU runs.
 
     Args:
       x: [*added, *rows, h].
@@ -93,6 +98,45 @@ def magnitudes(x: jax.Array, *, added: int) -> Results:
     return (jnp.stack([largest(wide, axes), largest_finite(wide, axes)], -1),)
 
 
-# The second function is what CUDA runs: a kernel goes there.
-local_quantize = local_primitive("shardops_quantize", quantized, quantized)
-local_magnitudes = local_primitive("shardops_quantize_magnitudes", magnitudes, magnitudes)
+def problem_of(form: Form, shape: tuple[int, ...], dtype: str) -> "QuantizeProblem":
+    """What kernels are told of an array [*added, *rows, h] and its form."""
+    from shardops.kernels import quantize_plan as plans  # CUDA only
+
+    blocks, added = form.blocks, form.blocks.added
+    scales: Scales = "tensor"
+    if form.mode is ScalingMode.MXFP8:
+        scales = "row32"
+    elif blocks.block is not None:
+        scales = "square" if blocks.block[0] > 1 else "row128"
+    *outer, rows, cols = (1, 1, *shape[added:])
+    return plans.QuantizeProblem(
+        prod(shape[:added]),
+        prod(outer),
+        rows,
+        cols,
+        dtype,
+        form.format,
+        scales,
+        blocks.rows,
+        blocks.columns,
+        form.amax,
+        again=form.mode is ScalingMode.TENSOR_CURRENT,
+    )
+
+
+def _quantize_kernel(x: jax.Array, *scale_inv: jax.Array, form: Form) -> Results:
+    from shardops.kernels import quantize as kernels
+
+    results = jax.eval_shape(partial(quantized, form=form), x, *scale_inv)
+    given = scale_inv[0] if form.given else None
+    return kernels.quantize(x, given, problem_of(form, x.shape, x.dtype.name), results)
+
+
+def _magnitudes_kernel(x: jax.Array, *, added: int) -> Results:
+    from shardops.kernels import quantize as kernels
+
+    return (kernels.magnitudes(x, added),)
+
+
+local_quantize = local_primitive("shardops_quantize", quantized, _quantize_kernel)
+local_magnitudes = local_primitive("shardops_quantize_magnitudes", magnitudes, _magnitudes_kernel)

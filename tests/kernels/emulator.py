@@ -23,6 +23,8 @@ _FLAGS = [
     "-fsanitize=alignment",
     "-ffp-contract=off",
 ]
+# Sources that cuda_on_host.h and what it includes stand in for.
+_PTX = ("ptx.cuh", "async.cuh", "quantize_ptx.cuh")
 _DYNAMIC_SHARED = re.compile(r"extern __shared__ __align__\(\d+\) ([\w ]+) (\w+)\[\];")
 
 reason_missing = None if _COMPILER else "no g++ on PATH to build the kernels for the host with"
@@ -56,7 +58,7 @@ def run(
 
 def _built(launch: Launch, directory: pathlib.Path) -> ctypes.CDLL:
     kernel = launch.kernel
-    text = compile.source_text(kernel.file, kernel.constants, leave_out=("ptx.cuh", "async.cuh"))
+    text = compile.source_text(kernel.file, kernel.constants, leave_out=_PTX)
     text = _DYNAMIC_SHARED.sub(r"\1* \2 = reinterpret_cast<\1*>(dynamic_shared);", text)
     source = directory / f"{kernel.name}-{abs(hash(kernel)):x}.cc"
     library = source.with_suffix(".so")

@@ -55,7 +55,8 @@ def test_every_kernel_names_a_command_that_builds_it(request, arch, data):
     arguments = command_line.parser().parse_args(shlex.split(command))
     (asked,) = arguments.requests(arguments)
     assert kernel in packing.kernels_of(asked, *arguments.arch)
-    assert f"rows of {request.length}" in text
+    if "COLS" in dict(kernel.constants):  # others serve any length, so another may be named
+        assert f"rows of {request.length}" in text
 
 
 def test_unknown_kernel_is_named_by_its_constants():

@@ -1,0 +1,213 @@
+// LayerNorm and RMSNorm, forward, their values quantised along rows, for rows that fit in
+// registers.
+//
+//   h, mean, rstd as in norm_forward.cuh; y in float32 as in norm_values.cuh
+//   WIDE: y is the result. Else data, scales, amax of y as in quantize_tiles.cuh.
+//
+// Layout: as in norm_forward.cuh; data [rows, COLS], scales [rows, ceil(COLS / block)]; one given
+// scale and one amax for `rows_of_entry` rows.
+// Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row. Neighbouring lanes
+// own neighbouring vectors, so that a block of elements lies in a warp.
+#include "norm_values.cuh"
+#include "quantize_scales.cuh"
+
+constexpr int kCols = COLS;
+constexpr int kLength = VECTOR;
+constexpr int kThreadsPerRow = THREADS_PER_ROW;
+constexpr int kRowsPerBlock = ROWS_PER_BLOCK;
+constexpr bool kWide = WIDE;
+constexpr bool kAmax = AMAX;
+static_assert(kCols % kLength == 0, "a row is whole vectors");
+static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
+
+using Slice = RowSlice<kCols / kLength, kThreadsPerRow, kLength>;
+using Statistics = RowSum<kThreadsPerRow, kRowsPerBlock, 1>;
+
+constexpr int kBlockLanes = kBlock / kLength;
+static_assert(kWide || kScales == kTensor ||
+                  (kBlockLanes <= 32 && kThreadsPerRow % kBlockLanes == 0),
+              "a block of elements lies in a warp");
+
+#if WIDE
+using Data = float;
+#else
+using Data = unsigned char;
+#endif
+
+__device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength], float factor,
+                                             bool aligned) {
+#if WIDE
+  Vector<float, kLength> values = rounded<float>(y);
+  if (aligned) {
+    store<true, true, kLength>(to, values);
+  } else {
+    store<false, true, kLength>(to, values);
+  }
+#else
+  if constexpr (kLength == 1) {
+    *to = static_cast<unsigned char>(fp8_pair(flushed_product(y[0], factor), 0.0f, Format{}));
+  } else {
+    constexpr int kPairs = kLength > 1 ? kLength / 2 : 1;
+    unsigned short pairs[kPairs];
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      pairs[p] = static_cast<unsigned short>(fp8_pair(
+          flushed_product(y[2 * p], factor), flushed_product(y[2 * p + 1], factor), Format{}));
+    }
+    if (!aligned) {
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) {
+        to[j] = static_cast<unsigned char>(pairs[j / 2] >> j % 2 * 8);
+      }
+    } else if constexpr (kPairs == 1) {
+      store_word<true>(to, 0, pairs[0]);
+    } else if constexpr (kPairs == 2) {
+      store_word<true>(to, 0, pairs[0] | static_cast<unsigned>(pairs[1]) << 16);
+    } else {
+      store_word<true>(to, 0,
+                       make_uint2(pairs[0] | static_cast<unsigned>(pairs[1]) << 16,
+                                  pairs[2] | static_cast<unsigned>(pairs[3]) << 16));
+    }
+  }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_BLOCKS)
+    norm_quantized(const X* __restrict__ x, const Gamma* __restrict__ gamma,
+#if HAS_BETA
+                   const Beta* __restrict__ beta,
+#endif
+#if HAS_ADD
+                   const X* __restrict__ add,
+#endif
+#if SCALES == 0 && !WIDE
+                   const float* __restrict__ given,
+#endif
+                   Data* __restrict__ data,
+#if SCALES
+                   Scale* __restrict__ scales,
+#endif
+#if AMAX
+                   unsigned* __restrict__ amax,
+#endif
+#if HAS_ADD
+                   X* __restrict__ h,
+#endif
+#if LAYER
+                   float* __restrict__ mean_out,
+#endif
+                   float* __restrict__ rstd_out, long long rows, long long rows_of_entry,
+                   float epsilon) {
+  __shared__ Statistics::Buffers buffers;
+  Statistics statistics(buffers);
+  bool aligned = is_aligned<kLength>(x) && is_aligned<kLength>(gamma) &&
+                 reinterpret_cast<unsigned long long>(data) % (kWide ? 16 : kLength) == 0;
+#if HAS_BETA
+  aligned = aligned && is_aligned<kLength>(beta);
+#endif
+#if HAS_ADD
+  aligned = aligned && is_aligned<kLength>(add) && is_aligned<kLength>(h);
+#endif
+  const long long row = static_cast<long long>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  const bool active = row < rows;
+  const long long offset = row * kCols;
+  const bool alone = rows_of_entry == rows;  // all rows are one entry
+  const long long entry = alone || !active ? 0 : row / rows_of_entry;
+
+  Vector<X, kLength> values[Slice::kCount];
+  Slice::load_all<true>(values, x + offset, active, aligned);
+#if HAS_ADD
+  Vector<X, kLength> addend[Slice::kCount];
+  Slice::load_all<true>(addend, add + offset, active, aligned);
+#pragma unroll
+  for (int i = 0; i < Slice::kCount; ++i) values[i] = sum_of<kLength>(values[i], addend[i]);
+  Slice::store_all<true>(h + offset, values, active, aligned);
+#endif
+#if AMAX
+  const unsigned seen = seen_so_far(amax + entry);
+#endif
+#if SCALES == 0 && !WIDE
+  const float factor_of_entry = reciprocal(given[entry]);
+#else
+  constexpr float factor_of_entry = 1.0f;
+#endif
+
+  float sums[1] = {0.0f};
+#if LAYER
+#pragma unroll
+  for (int i = 0; i < Slice::kCount; ++i) {
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) sums[0] += values[i].at(j);
+  }
+  statistics(sums);
+  const float mean = sums[0] * (1.0f / kCols);
+  sums[0] = 0.0f;
+#else
+  constexpr float mean = 0.0f;
+#endif
+#pragma unroll
+  for (int i = 0; i < Slice::kCount; ++i) {
+    values[i].forget();
+    if (!Slice::owns(i)) continue;  // (0 - mean)^2 must not count
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      const float centred = LAYER ? values[i].at(j) - mean : values[i].at(j);
+      sums[0] += centred * centred;
+    }
+  }
+  statistics(sums);
+  const float rstd = inverse_root(sums[0] * (1.0f / kCols) + epsilon);
+  if (active && threadIdx.x == 0) {
+#if LAYER
+    mean_out[row] = mean;
+#endif
+    rstd_out[row] = rstd;
+  }
+
+  int largest = 0;
+#pragma unroll
+  for (int i = 0; i < Slice::kCount; ++i) {
+    const int column = Slice::column(i);
+    const bool owned = active && Slice::owns(i);
+    float y[kLength] = {};
+    if (owned) {
+      const Vector<Gamma, kLength> scale = aligned ? load<true, false, kLength>(gamma + column)
+                                                   : load<false, false, kLength>(gamma + column);
+#if HAS_BETA
+      const Vector<Beta, kLength> shift = aligned ? load<true, false, kLength>(beta + column)
+                                                  : load<false, false, kLength>(beta + column);
+#endif
+      values[i].forget();
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) {
+#if HAS_BETA
+        const float b = shift.at(j);
+#else
+        constexpr float b = 0.0f;
+#endif
+        y[j] = normalised(values[i].at(j), mean, rstd, scale.at(j), b);
+        if (kAmax) largest = larger(largest, magnitude_key(y[j]));
+      }
+    }
+    float factor = factor_of_entry;
+#if SCALES
+    int key = 0;
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) key = larger(key, finite_key(y[j]));
+    const Scaling<Scale> scaling(largest_of_lanes<1, kBlockLanes>(key));
+    factor = scaling.factor;
+    if (owned && column % kBlock == 0) {
+      constexpr long long kScalesOfRow = (kCols + kBlock - 1) / kBlock;
+      scales[row * kScalesOfRow + column / kBlock] = scaling.written;
+    }
+#endif
+    if (owned) write_values(data + offset + column, y, factor, aligned);
+  }
+#if AMAX
+  constexpr int kLanes = kThreadsPerRow < 32 ? kThreadsPerRow : 32;
+  largest = largest_of_lanes<1, kLanes>(largest);
+  if (alone) largest = largest_of_lanes<kLanes, 32>(largest);
+  const int lane = (threadIdx.y * kThreadsPerRow + threadIdx.x) % 32;
+  if (active && lane % (alone ? 32 : kLanes) == 0) report(amax + entry, seen, largest);
+#endif
+}

@@ -1,0 +1,38 @@
+// What quantising kernels do by PTX: apart from the rest, so that a host compiler can stand in.
+#pragma once
+
+// The product, subnormal factors and a subnormal product as 0: the numbers that XLA:CPU gives.
+__device__ __forceinline__ float flushed_product(float a, float b) {
+  float product;
+  asm("mul.ftz.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+}
+
+// 1 / value, rounded as a division is.
+__device__ __forceinline__ float reciprocal(float value) {
+  float result;
+  asm("rcp.rn.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// One place at a time: else the compiler computes those of all rows first, and they take registers.
+template <typename T>
+__device__ __forceinline__ void advance(T*& place, long long by) {
+  place += by;
+  asm volatile("" : "+l"(place));
+}
+
+// Of all blocks of the launch, in whatever order they come.
+__device__ __forceinline__ void raise_to(unsigned* largest, unsigned value) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(largest), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned seen_so_far(const unsigned* largest) {
+  unsigned value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(largest) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void raise_shared(int* largest, int value) {
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(largest));
+  asm volatile("red.relaxed.cta.shared.max.s32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}

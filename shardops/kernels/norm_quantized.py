@@ -1,0 +1,56 @@
+"""LayerNorm and RMSNorm with quantised results on the GPU: called while JAX lowers."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from shardops.kernels import launch
+from shardops.kernels.norm import Kind
+from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
+from shardops.kernels.quantize_plan import QuantizeProblem
+
+
+def norm_quantized(
+    x: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array | None,
+    add: jax.Array | None,
+    scale_inv: jax.Array | None,
+    written: QuantizeProblem | None,
+    results: Sequence[jax.ShapeDtypeStruct],
+    *,
+    kind: Kind,
+    epsilon: float,
+    zero_centered_gamma: bool,
+) -> tuple[jax.Array, ...] | None:
+    """Normalises rows, and quantises the float32 values.
+
+    Args:
+      x, gamma, beta, add: as of `norm_forward`; x and add of any rank.
+      scale_inv: one float32 an entry of `written`, where scales are those of entries.
+      written: what of y; None: y itself in float32.
+      results: those of `written` (or y), h, mean, rstd, as far as there are any.
+    Returns: the results; None where no kernel does so (`quantized_forward_plan`).
+    """
+    problem = QuantizedNorm(
+        NormProblem(
+            x.size // x.shape[-1],
+            x.shape[-1],
+            kind=kind,
+            x=x.dtype.name,
+            gamma=gamma.dtype.name,
+            beta=None if beta is None else beta.dtype.name,
+            add=add is not None,
+            zero_centered=zero_centered_gamma,
+        ),
+        written,
+    )
+    plan = quantized_forward_plan(problem)
+    if plan is None:
+        return None
+    operands = [operand for operand in (x, gamma, beta, add, scale_inv) if operand is not None]
+    rows = np.int64(problem.norm.rows)
+    entries = 1 if written is None else written.entries
+    return launch.call(plan, operands, results, [rows, rows // entries, np.float32(epsilon)])

@@ -1,0 +1,162 @@
+"""Launch plans of the quantising kernels: pure functions of shapes, types and the GPU.
+
+Kernels are made for types and what is written, not for a shape: lengths are arguments.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from shardops.kernels.element_types import TYPE_CODES
+from shardops.kernels.launch import Kernel, Launch
+from shardops.kernels.target import Target
+
+TILE = 128  # rows and columns of a tile
+TILE_THREADS = 256
+FORMAT_CODES = {"float8_e4m3fn": 0, "float8_e5m2": 1}
+SCALE_CODES = {"tensor": 0, "row128": 1, "square": 2, "row32": 3}
+
+Scales = Literal["tensor", "row128", "square", "row32"]
+
+# `Shape` of csrc/kernels/quantize_tile.cuh.
+SHAPE = np.dtype(
+    [
+        ("rows", np.int64),
+        ("cols", np.int64),
+        ("groups", np.int64),
+        ("tiles_down", np.uint32),
+        ("tiles_across", np.uint32),
+    ],
+    align=True,
+)
+_MAGNITUDE_THREADS, _MAGNITUDE_BATCH, _MAGNITUDE_VECTOR = 256, 4, 8
+
+
+@dataclass(frozen=True)
+class QuantizeProblem:
+    """An array [entries, groups, rows, cols] to quantise; all of it is static.
+
+    Args:
+      groups: blocks along the rows, and tiles, do not reach over one.
+      x: dtype name.
+      scales: what a scale covers: an entry, 1 x 128, 128 x 128 or 1 x 32 elements, the latter along
+        the rows in columns.
+      as_rows, as_columns: what is written.
+      amax: the largest magnitude of an entry is a result.
+      again: x was read before.
+    """
+
+    entries: int
+    groups: int
+    rows: int
+    cols: int
+    x: str
+    format: str
+    scales: Scales
+    as_rows: bool = True
+    as_columns: bool = False
+    amax: bool = False
+    again: bool = False
+
+    @property
+    def block(self) -> int:
+        """Elements along a block; 1 where there are none."""
+        return {"tensor": 1, "row32": 32}.get(self.scales, 128)
+
+    @property
+    def shape(self) -> np.void:
+        """The scalar that kernels have for it."""
+        tiles = -(-self.rows // TILE), -(-self.cols // TILE)
+        shape = np.zeros(1, SHAPE)
+        shape[0] = (self.rows, self.cols, self.groups, *tiles)
+        return shape[0]
+
+    @property
+    def slabs(self) -> int:
+        """Rows of tiles."""
+        return self.entries * self.groups * -(-self.rows // TILE)
+
+
+def joined(problem: QuantizeProblem) -> QuantizeProblem:
+    """The same results from fewer tiles: groups become one where blocks do not cut it otherwise."""
+    p = problem
+    along = p.block if p.as_columns or p.scales == "square" else 1
+    return replace(p, groups=1, rows=p.groups * p.rows) if p.rows % along == 0 else p
+
+
+def arranged(problem: QuantizeProblem) -> QuantizeProblem:
+    """`joined`; and rows alone are one stream of elements, cut into rows as short as tiles."""
+    p = joined(problem)
+    elements = p.rows * p.cols
+    alone = p.groups == 1 and not p.as_columns and p.scales != "square"
+    if alone and p.cols % p.block == 0 and elements % TILE == 0:
+        p = replace(p, rows=elements // TILE, cols=TILE)
+    return p
+
+
+def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
+    """Plans the launch for an arranged problem: a tile a block."""
+    return Launch(
+        Kernel(
+            "quantize_tiles.cuh",
+            "quantize_tiles",
+            (
+                ("X_TYPE", TYPE_CODES[problem.x]),
+                *written_constants(problem),
+                ("EVEN", int(problem.cols % 8 == 0)),
+                ("REVERSED", int(problem.again)),
+                ("MIN_BLOCKS", _resident(problem, target)),
+            ),
+        ),
+        (problem.slabs * -(-problem.cols // TILE), 1, 1),
+        (TILE_THREADS, 1, 1),
+        zeroed=(written_arrays(problem),) * problem.amax,
+    )
+
+
+def _resident(problem: QuantizeProblem, target: Target) -> int:
+    """Blocks a multiprocessor, as far as a tile's numbers leave registers."""
+    blocks = problem.scales in ("row128", "row32")
+    if problem.x == "float32":
+        return 2
+    if target.arch not in ("sm_89", "sm_90"):  # conversions by hand, or a ptxas that takes more
+        return 2 if blocks else 3
+    return 4 if problem.x == "bfloat16" and not (blocks and problem.as_rows) else 3
+
+
+def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:
+    """The macros of what is written, for any kernel that writes it."""
+    return (
+        ("FORMAT", FORMAT_CODES[problem.format]),
+        ("SCALES", SCALE_CODES[problem.scales]),
+        ("ROWS", int(problem.as_rows)),
+        ("COLUMNS", int(problem.as_columns)),
+        ("AMAX", int(problem.amax)),
+    )
+
+
+def written_arrays(problem: QuantizeProblem) -> int:
+    """How many results are before `amax`: data and scales, each way."""
+    return (problem.as_rows + problem.as_columns) * (1 + (problem.scales != "tensor"))
+
+
+def magnitudes_plan(entries: int, count: int, x: str, target: Target) -> tuple[Launch, int]:
+    """Plans the search of `entries` arrays of `count` elements; also returns the blocks of each."""
+    vectors = _MAGNITUDE_THREADS * _MAGNITUDE_BATCH * _MAGNITUDE_VECTOR
+    min_blocks = 2 if x == "float32" else 4
+    resident = target.sm_count * min_blocks
+    parts = max(1, min(-(-count // vectors), -(-2 * resident // entries)))
+    constants = (
+        ("X_TYPE", TYPE_CODES[x]),
+        ("THREADS", _MAGNITUDE_THREADS),
+        ("BATCH", _MAGNITUDE_BATCH),
+        ("MIN_BLOCKS", min_blocks),
+    )
+    launch = Launch(
+        Kernel("quantize_magnitudes.cuh", "quantize_magnitudes", constants),
+        (entries * parts, 1, 1),
+        (_MAGNITUDE_THREADS, 1, 1),
+        zeroed=(0,),
+    )
+    return launch, parts
