@@ -77,7 +77,7 @@ def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
     if written is not None:
         own = tuple(c for c in written_constants(written) if c[0] not in ("ROWS", "COLUMNS"))
     constants = (
-        *constants_of(norm),
+        *constants_of(norm, norm.vector),
         *own,
         ("WIDE", int(written is None)),
         ("THREADS_PER_ROW", geometry.threads_per_row),
