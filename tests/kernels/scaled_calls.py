@@ -140,9 +140,11 @@ def attribute(text: str, name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def runs_in_fp8(call: ScaledCall, formats: tuple[str, str] = PAIRS[0], dtype: Any = None) -> str:
+def runs_in_fp8(
+    call: ScaledCall, formats: tuple[str, str] = PAIRS[0], *, tensor_cores: bool = False
+) -> str:
     """Checks values and types; returns the program."""
-    call.check(dtype)
+    call.check(tensor_cores)
     text = call.text()
     codes = {"float8_e4m3fn": 28, "float8_e5m2": 29}
     assert attribute(text, "type") == codes[formats[0]]
