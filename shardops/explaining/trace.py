@@ -40,6 +40,7 @@ def explain(
     The function is traced and compiled, not run; a gradient's backward ops are in the report too.
     On Explicit axes an op's layouts are those of the types, on Auto axes those that the partitioner
     chose. Suggestions count one forward product alone: not its gradient, nor what uses the result.
+    Not listed: the way back of the cotangent of `add`, where that lies elsewhere than the result.
 
     Args:
       fn: a function or a jitted one.
