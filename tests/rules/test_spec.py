@@ -88,7 +88,7 @@ def test_scales_follow_whole_blocks_only(shape, spec, block, scales, scale_at):
 def test_gemm_factors():
     dims = GemmDims((8, 16, 32), (32, 64), (2,), (0,))
     ins, outs = gemm_factors(dims, bias=True, add=True, results=1)
-    assert rule([*ins, []], outs) == "l0 l1 k0, k0 r1, r1, l0 l1 r1,  -> l0 l1 r1"
+    assert rule([*ins, []], outs) == "l0 l1 k0, k0 r1, c1, l0 l1 r1,  -> l0 l1 r1"
     dims = GemmDims((2, 3, 4), (4, 5, 2), (2,), (0,), (0,), (2,))
     ins, outs = gemm_factors(dims, bias=False, add=False, results=2)
     assert rule(ins, outs) == "b0 l1 k0, k0 r1 b0 -> b0 l1 r1, b0 l1 r1"
