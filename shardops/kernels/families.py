@@ -1,12 +1,13 @@
 """The families of kernels that a pack can be filled with, in the words of the command line."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardops.kernels import softmax_plan
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     Scales,
@@ -92,39 +93,62 @@ class Family:
     Args:
       options: names of those it heeds.
       launches: plans a request for so many rows on a GPU.
+      own: the kernel that it alone has; None: it has all of its kernels to itself.
     """
 
     options: tuple[str, ...]
     launches: Callable[[Request, int, Target], list[Launch]]
+    own: str | None = None
 
 
 def _norm(request: Request, rows: int, target: Target) -> list[Launch]:
-    gamma = _either(request.option("gamma_dtype"), request.dtype)
-    beta = None
-    if request.op == "layer_norm" and request.option("beta_dtype") != "none":
-        beta = _either(request.option("beta_dtype"), gamma)
     launches = []
     for direction in request.passes:
-        problem = NormProblem(
-            rows,
-            request.length,
-            kind="layer" if request.op == "layer_norm" else "rms",
-            x=request.dtype,
-            gamma=gamma,
-            # The gradient of beta does not depend on beta, so not on its dtype.
-            beta=gamma if beta and direction == "backward" else beta,
-            add=request.option("add") == "yes",
-            zero_centered=request.option("zero_centered_gamma") == "yes",
-        )
+        problem = _norm_problem(request, rows)
         if direction == "forward":
-            sums = forward_sums(problem, target)
-            launches.append(forward_plan(problem, target))
-        else:
-            plan = backward_plan(problem, target)
-            sums = plan.sums
-            launches += [plan.main, plan.finish]
-        launches += [] if sums is None else [sums.launch]
+            launches += _norm_forward(problem, target)
+            continue
+        # The gradient of beta does not depend on beta, so not on its dtype.
+        plan = backward_plan(replace(problem, beta=problem.beta and problem.gamma), target)
+        sums = [] if plan.sums is None else [plan.sums.launch]
+        launches += [plan.main, plan.finish, *sums]
     return launches
+
+
+def _norm_problem(request: Request, rows: int) -> NormProblem:
+    layer = request.op.startswith("layer_norm")
+    gamma = _either(request.option("gamma_dtype"), request.dtype)
+    beta = request.option("beta_dtype")
+    return NormProblem(
+        rows,
+        request.length,
+        kind="layer" if layer else "rms",
+        x=request.dtype,
+        gamma=gamma,
+        beta=_either(beta, gamma) if layer and beta != "none" else None,
+        add=request.option("add") == "yes",
+        zero_centered=request.option("zero_centered_gamma") == "yes",
+    )
+
+
+def _norm_forward(problem: NormProblem, target: Target) -> list[Launch]:
+    sums = forward_sums(problem, target)
+    return [forward_plan(problem, target), *([] if sums is None else [sums.launch])]
+
+
+def _quantized_norm(request: Request, rows: int, target: Target) -> list[Launch]:
+    """The forward, for arrays [rows, length]; the gradient is the plain norm's."""
+    norm = _norm_problem(request, rows)
+    if request.option("scaling") != "current":  # which has to see all values first
+        fused = quantized_forward_plan(QuantizedNorm(norm, _written(request, rows)))
+        if fused is not None:
+            return [fused]
+    wide = quantized_forward_plan(QuantizedNorm(norm, None))
+    if wide is None:
+        in_float32 = _norm_forward(replace(norm, x="float32", add=False), target)
+    else:
+        in_float32 = [wide]
+    return [*in_float32, *_quantize(replace(request, dtype="float32"), rows, target)]
 
 
 def _softmax(request: Request, rows: int, target: Target) -> list[Launch]:
@@ -184,11 +208,19 @@ def _either(value: str, same: str) -> str:
 
 
 _NORM_OPTIONS = ("gamma_dtype", "add", "zero_centered_gamma")
+_QUANTIZED = ("scaling", "format", "layout")
 
 # By the name that `use_kernels` knows the op by.
 FAMILIES = {
     "rms_norm": Family(_NORM_OPTIONS, _norm),
     "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
     "softmax": Family(("mask", "causal"), _softmax),
-    "quantize": Family(("scaling", "format", "layout"), _quantize),
+    "quantize": Family(_QUANTIZED, _quantize),
+    # Those with `quantizer=`.
+    "rms_norm_quantized": Family(
+        (*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own="norm_quantized"
+    ),
+    "layer_norm_quantized": Family(
+        (*_NORM_OPTIONS, "beta_dtype", *_QUANTIZED), _quantized_norm, own="norm_quantized"
+    ),
 }

@@ -21,6 +21,7 @@ from shardops.kernels.target import target_for
 _ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
 _SM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
 _USUAL_ROWS, _USUAL_SM_COUNT = 8192, 132
+_OWN = {family.own for family in FAMILIES.values()}
 # Requests that are planned for all rows, of those whose usual plan is nearest to what is missing.
 _NEAREST = 8
 
@@ -135,7 +136,7 @@ def request_for(kernel: Kernel, arch: str) -> Request | None:
     wanted = set(kernel.constants)
     target = target_for(arch, _USUAL_SM_COUNT)
     for length in _lengths(kernel):
-        for request in _requests(length):
+        for request in _requests(length, kernel.name):
             launches = FAMILIES[request.op].launches(request, _USUAL_ROWS, target)
             planned = [launch.kernel for launch in launches]
             if kernel in planned:
@@ -158,9 +159,11 @@ def _lengths(kernel: Kernel) -> list[int]:
     return sorted({128, *(value for value in constants.values() if value > 0)}, reverse=True)
 
 
-def _requests(length: int) -> list[Request]:
+def _requests(length: int, kernel: str) -> list[Request]:
     found = []
     for op, family in FAMILIES.items():
+        if family.own not in (None, kernel) or (family.own is None and kernel in _OWN):
+            continue
         choices = [[(name, value) for value in OPTIONS[name].values] for name in family.options]
         for chosen in itertools.product(*choices):
             options = tuple(pair for pair in chosen if pair[1] != OPTIONS[pair[0]].values[0])

@@ -47,9 +47,9 @@ def gemm(
 
         out[*l, *r] = activation(sum_k lhs[*l, *k] rhs[*k, *r] + add[*l, *r] + bias[*r])
 
-    l are the free dims of lhs and r those of rhs, each in order. Accumulates in float32 and adds bias
-    and `add` in float32; the activation, in float32, is of that sum or of the sum rounded to the
-    result's dtype, as the kernel at hand has it; then the result is rounded.
+    l are the free dims of lhs and r those of rhs, each in order. Accumulates in float32 and adds
+    bias and `add` in float32; the activation, in float32, is of that sum or of the sum rounded to
+    the result's dtype, as the kernel at hand has it; then the result is rounded.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 

@@ -5,7 +5,9 @@ import pytest
 
 import shardops as so
 from shardops import errors
-from shardops.kernels import compile, library
+from shardops.kernels import compile, library, packing
+from shardops.kernels.families import Request
+from shardops.kernels.launch import Kernel
 from tests.kernels.lowering import launches, lowered
 from tests.quantize.quantisers import LAYOUTS, RECIPES
 
@@ -83,6 +85,32 @@ def test_rows_too_long_for_registers_take_the_norms_own_kernel():
         ((65536,), jnp.bfloat16),
     )
     assert [name for name, *_ in launches(text)] == ["norm_forward_staged", "quantize_tiles"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("op", "length"), [("rms_norm", 256), ("layer_norm", 256), ("rms_norm", 65536)]
+)
+def test_a_pack_has_every_kernel_of_a_quantised_norm(monkeypatch, op, length, recipe, layout):
+    taken = []
+
+    def take(file, name, constants, arch):
+        taken.append(Kernel(file, name, constants))
+        return b""
+
+    monkeypatch.setattr(compile, "cubin", take)
+    quantizer = RECIPES[recipe].quantizer("input", layout)
+
+    def f(x, gamma):
+        beta = (gamma,) if op == "layer_norm" else ()
+        return getattr(so, op)(x, gamma, *beta, quantizer=quantizer).detach()
+
+    lowered(f, ((128, length), jnp.bfloat16), ((length,), jnp.bfloat16))
+    options = (("scaling", recipe), ("layout", layout))
+    request = Request(f"{op}_quantized", length, "bfloat16", options=options)
+    assert taken
+    assert {*taken} <= {*packing.kernels_of(request, "sm_90")}
 
 
 def test_empty_array_launches_nothing():
