@@ -93,7 +93,7 @@ class Family:
     Args:
       options: names of those it heeds.
       launches: plans a request for so many rows on a GPU.
-      own: the kernel that it alone has; None: it has all of its kernels to itself.
+      own: the kernel that is looked for here alone, and the only one that is; None: all others.
     """
 
     options: tuple[str, ...]

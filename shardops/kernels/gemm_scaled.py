@@ -9,6 +9,7 @@ import numpy as np
 
 from shardops.kernels.gemm import CUDA_TYPES, Epilogue, custom_call, finish
 from shardops.kernels.gemm_scaled_plan import Matrix, Native, ScaleMode
+from shardops.kernels.sizes import round_up
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -142,9 +143,9 @@ def _scales(
     if matrix.scale is ScaleMode.VEC_128:
         return _padded(array, (rows, blocks)), (1, 0)
     if matrix.scale is ScaleMode.BLOCK_128:
-        return _padded(array, (array.shape[0], _up(blocks, 4))), None
+        return _padded(array, (array.shape[0], round_up(blocks, 4))), None
     bits = jax.lax.bitcast_convert_type(array, jnp.uint8)
-    bits = _padded(bits, (_up(rows, 128), _up(blocks, 4)))
+    bits = _padded(bits, (round_up(rows, 128), round_up(blocks, 4)))
     # Tiles of 128 rows by 4 blocks; in one, rows 32 apart lie side by side.
     tiles = bits.reshape(bits.shape[0] // 128, 4, 32, bits.shape[1] // 4, 4)
     return tiles.transpose(0, 3, 2, 1, 4), None
@@ -155,7 +156,3 @@ def _padded(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if not any(after for _, after in missing):
         return array
     return jax.lax.pad(array, np.zeros((), array.dtype), [(*pair, 0) for pair in missing])
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from shardops.kernels.sizes import round_up
+
 Dims = tuple[int, ...]
 DimPair = tuple[Dims, Dims]
 Kind = Literal["none", "tensor", "block_128", "mxfp8"]
@@ -172,9 +174,9 @@ def _native(lhs: Side, rhs: Side, contracting: DimPair, batch: DimPair) -> Nativ
         a,
         b,
         (*(lhs.shape[d] for d in batch[0]), *free),
-        m=_up(a.rows, 4 if blocks else 1),
-        n=_up(b.rows, _MULTIPLE),
-        k=_up(a.k, 32 if a.scale is ScaleMode.VEC_32 else _MULTIPLE),
+        m=round_up(a.rows, 4 if blocks else 1),
+        n=round_up(b.rows, _MULTIPLE),
+        k=round_up(a.k, 32 if a.scale is ScaleMode.VEC_32 else _MULTIPLE),
     )
 
 
@@ -236,7 +238,3 @@ def _described(lhs: Side, native: Native) -> str:
     )
     notes += [f"{name} is padded from {old} to {new}" for name, old, new in sizes if old != new]
     return "; ".join(notes)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -78,10 +78,6 @@ def rows_to_next_place(problem: NormProblem) -> int:
     return 16 // math.gcd(16, problem.cols * TYPE_BYTES[problem.x])
 
 
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
 def register_limit(resident_threads: int) -> int:
     """Registers a thread may have: warps are dealt to 4 schedulers, 512 registers a lane each."""
     warps_per_scheduler = -(-resident_threads // 128)

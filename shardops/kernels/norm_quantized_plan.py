@@ -7,8 +7,9 @@ longer rows more registers than there are: those take y in float32, and then wha
 from dataclasses import dataclass
 
 from shardops.kernels.launch import Kernel, Launch
-from shardops.kernels.norm_problem import NormProblem, constants_of, round_up
+from shardops.kernels.norm_problem import NormProblem, constants_of
 from shardops.kernels.quantize_plan import QuantizeProblem, written_constants
+from shardops.kernels.sizes import round_up
 
 
 @dataclass(frozen=True)

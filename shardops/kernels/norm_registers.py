@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from shardops.kernels.norm_problem import NormProblem, register_limit, round_up
+from shardops.kernels.norm_problem import NormProblem, register_limit
+from shardops.kernels.sizes import round_up
 from shardops.kernels.target import Target
 
 

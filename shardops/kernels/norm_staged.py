@@ -14,9 +14,9 @@ from shardops.kernels.norm_problem import (
     NormProblem,
     constants_of,
     register_limit,
-    round_up,
     rows_to_next_place,
 )
+from shardops.kernels.sizes import round_up
 from shardops.kernels.target import Target
 
 _EXCHANGE_SLOTS = 4

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
 from shardops.kernels.launch import MAX_GRID, Kernel, Launch
+from shardops.kernels.sizes import round_up
 from shardops.kernels.softmax_geometry import Geometry, backward_geometry, forward_geometry
 from shardops.kernels.softmax_problem import (
     MAX_KEYS,
@@ -110,9 +111,9 @@ def _plan(
 
 def _staged_bytes(geometry: Geometry, operands: int) -> int:
     """Shared memory of a "staged" block: barriers and counters, the exchange, and the chunks."""
-    control = -(-20 * geometry.depth // 16) * 16 + _exchange_bytes(geometry, geometry.parts)
+    control = round_up(20 * geometry.depth, 16) + _exchange_bytes(geometry, geometry.parts)
     chunk = 16 * geometry.batch * geometry.threads * operands
-    return -(-control // 128) * 128 + geometry.depth * chunk
+    return round_up(control, 128) + geometry.depth * chunk
 
 
 def _exchange_bytes(geometry: Geometry, cluster: int) -> int:
