@@ -52,7 +52,9 @@ def check_close(got, want, what):
     for one, other in zip(got, want, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape), what
         if one.dtype.itemsize == 1:
-            assert (one.view(np.uint8) == other.view(np.uint8)).mean() > 0.99, (what, one.dtype)
+            nan = np.isnan(one.astype(np.float32)) & np.isnan(other.astype(np.float32))
+            equal = one.view(np.uint8) == other.view(np.uint8)
+            assert (equal | nan).mean() > 0.99, (what, one.dtype)  # E5M2 has several NaNs
         else:
             np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=str(what))
 
