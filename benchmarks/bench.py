@@ -1,6 +1,6 @@
 """Times the kernels beside XLA's code for the same mathematics and PyTorch's, on this machine.
 
-    python benchmarks/bench.py [--only norms|softmax|gemm|overheads] [--json FILE]
+    python benchmarks/bench.py [--only norms|small|softmax|gemm|overheads] [--json FILE]
 
 A time is the time of the op's kernels in a profile of back-to-back calls (kernel_time.py); the gaps
 between kernels and the host's time do not count: they are overheads.py's, printed last.
@@ -33,6 +33,9 @@ NORM_SHAPES = (
     (16384, 1024), (16384, 2048), (16384, 4096), (8192, 8192),
     (8192, 5120), (8192, 7168), (4096, 12288), (8192, 3000),
 )  # fmt: skip
+SMALL_NORMS = tuple(
+    ((2 << 20) // cols, cols) for cols in (256, 1000, 1024, 3000, 4096, 8192, 16384, 65536)
+)  # 4 MiB of x
 SOFTMAX_SHAPES = (
     ("plain", (64, 2048, 2048)), ("plain", (128, 1024, 1024)),
     ("causal", (4, 16, 2048, 2048)), ("causal", (8, 16, 1024, 1024)),
@@ -41,8 +44,9 @@ SOFTMAX_SHAPES = (
 GEMM_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 14336, 4096), (8192, 4096, 14336))
 TINY_NORMS, TINY_GEMMS = ((64, 96),), ((64, 96, 32),)
 TINY_SOFTMAX = tuple((kind, (2, 2, 8, 24)) for kind in ("plain", "causal", "masked"))
-SECTIONS = ("norms", "softmax", "gemm", "overheads")
-SETS = 4  # copies of the op, each with its own arrays
+SECTIONS = ("norms", "small", "softmax", "gemm", "overheads")
+SETS = 4  # copies of the op, each with its own arrays; of small ones more, past the caches
+SMALL_SETS = 24
 EPSILON = 1e-6
 SCALE = 0.125
 
@@ -90,6 +94,9 @@ def main(arguments: Sequence[str]) -> int:
     if "norms" in wanted:
         found = [row for shape in norms for row in norm_rows(*shape, bandwidth, torch_times)]
         facts["norms"] = print_ops(found)
+    if "small" in wanted and on_gpu:
+        found = [row for at in SMALL_NORMS for row in norm_rows(*at, bandwidth, {}, SMALL_SETS)]
+        facts["small"] = print_ops(found)
     if "softmax" in wanted:
         found = [row for each in softmaxes for row in softmax_rows(*each, bandwidth, torch_times)]
         facts["softmax"] = print_ops(found)
@@ -129,11 +136,11 @@ def copy_bandwidth(size: int) -> float:
 
 
 def norm_rows(
-    rows: int, cols: int, bandwidth: float, torch_times: dict[str, float]
+    rows: int, cols: int, bandwidth: float, torch_times: dict[str, float], count: int = SETS
 ) -> Iterator[Row]:
     """Forward, backward and backward with a residual's cotangent, of both norms."""
     draw = partial(jax.random.normal, shape=(rows, cols), dtype=jnp.bfloat16)
-    sets = [[draw(jax.random.key(3 * s + i)) for i in range(3)] for s in range(SETS)]
+    sets = [[draw(jax.random.key(3 * s + i)) for i in range(3)] for s in range(count)]
     gamma, beta = jnp.ones(cols, jnp.bfloat16), jnp.zeros(cols, jnp.bfloat16)
     timed = partial(_timed, shape=(rows, cols), bandwidth=bandwidth, torch_times=torch_times)
     for kind, name in (("rms", "rms_norm"), ("layer", "layer_norm")):

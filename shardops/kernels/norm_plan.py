@@ -100,7 +100,8 @@ def backward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged
     if norm_split.few_rows(problem, target):
         return norm_split.backward_split(problem)
     return (
-        _measured(problem, target, "backward")
+        norm_staged.few_rows_backward(problem, target)
+        or _measured(problem, target, "backward")
         or norm_staged.backward_choice(problem, target)
         or norm_registers.backward_in_registers(problem, target)
         or norm_split.backward_split(problem)

@@ -151,6 +151,16 @@ def few_rows_forward(problem: NormProblem, target: Target) -> Staged | None:
     return found if fits and found.fits(problem, target, 1) else None
 
 
+def few_rows_backward(problem: NormProblem, target: Target) -> Staged | None:
+    """More blocks a row, where each would write hardly fewer partial sums than it reads rows."""
+    few = 8192 < problem.cols <= 20480 and problem.rows <= 2 * target.sm_count
+    if not few or not has_staged_kernels(target) or problem.vector < problem.word:
+        return None
+    found = Staged(128, 128, 3, cluster=8, min_blocks=2)
+    fits = found.fits(problem, target, 2 + problem.add)
+    return found if fits and found.backward_registers(problem) <= register_limit(256) else None
+
+
 def backward_choice(problem: NormProblem, target: Target) -> Staged | None:
     """From rows on whose parameters' gradients crowd the registers of the kernels without copies.
 

@@ -156,6 +156,8 @@ def _registers(
     threads = -(-needed // 32) * 32
     if needed <= 32 or (each == 3 and parts == 1):
         threads = 1 << (needed - 1).bit_length()
+        if threads == 256 and words < 480:  # of two each: as many as have two
+            threads = -(-words // 64) * 32
     elif 64 < threads < 128:
         threads = 128
     rows = 1

@@ -237,3 +237,12 @@ def test_a_few_rows_too_long_for_a_cluster_fill_the_gpu(target):
     sums = forward_sums(problem, target)
     for launch in (forward_plan(problem, target), sums.launch, plan.main, plan.sums.launch):
         assert launch.grid[0] >= target.sm_count
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_a_few_long_rows_write_fewer_partial_sums_than_there_are_rows(kind):
+    few, many = (NormProblem(n, 16384, kind, "bfloat16", "bfloat16") for n in (128, 4096))
+    target = TARGETS[2]
+    partials = [backward_plan(problem, target).workspace[1] for problem in (few, many)]
+    assert partials[0] <= 33 < partials[1]
+    check_staged(backward_plan(few, target).main, few, target)
