@@ -1,38 +1,34 @@
 """Launches every kind of kernel on small arrays, for compute-sanitizer: scripts/sanitize.sh.
 
-    python benchmarks/checked_launches.py kernels [--only norm|softmax] [--no-mbarriers]
+    python benchmarks/checked_launches.py kernels [--only norm|softmax|quantize] [--no-mbarriers]
     python benchmarks/checked_launches.py planted|gemm
 
-kernels: norms and softmax as JAX would launch them, but without XLA, which is slow under the
-sanitizer and packs its buffers into one allocation: here each array is one of its own, so an access
-past its end is seen. Plans are those of a GPU of few multiprocessors, whose blocks meet many tiles.
-Arrays hold NaN at first, and none may be left. --no-mbarriers: without the kernels that hand shared
-memory over by mbarriers, each of which racecheck takes for a race. planted: an array is too short,
-which the sanitizer has to find. gemm: small products through XLA, whose allocations are apart too.
+kernels: norms, softmax and quantisation as JAX would launch them, but without XLA, which is slow
+under the sanitizer and packs its buffers into one allocation: here each array is one of its own, so
+an access past its end is seen. Plans are those of a GPU of few multiprocessors, whose blocks meet
+many tiles. Arrays hold NaN at first, and none may be left. --no-mbarriers: without the kernels that
+hand shared memory over by mbarriers, each of which racecheck takes for a race. planted: an array is
+too short, which the sanitizer has to find. gemm: small products through XLA, whose allocations are
+apart too.
 """
 
 import argparse
 import concurrent.futures
 import ctypes
-import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
-import ml_dtypes
 import numpy as np
 
+from checked_cases import CASES, run_norm
 from raw_launch import Call, Device
-from shardops.kernels import compile, launch, norm, softmax
+from shardops.kernels import compile, launch
 from shardops.kernels.launch import Kernel
 from shardops.kernels.target import Target, target_for, use_target
 
-# Rows in registers, in tiles, streamed, over clusters and read in pieces; odd ones among them.
-LENGTHS = (33, 1000, 1001, 1536, 4096, 20480, 65536, 262144, 1048576)
-FLOAT32_LENGTHS = (33, 1536, 20480)
-ELEMENTS = 1 << 19  # of an array, at most
 SM_COUNT = 4
 WORD = 16  # bytes: kernels read the words that an array's first and last element lie in
 
@@ -41,7 +37,8 @@ class DeviceArray:
     """An allocation of its own. `offset`: elements that it starts after a word."""
 
     def __init__(self, device: Device, values: np.ndarray, offset: int):
-        self.shape, self.dtype, self._device = values.shape, values.dtype, device
+        self.shape, self.size, self.dtype = values.shape, values.size, values.dtype
+        self._device = device
         self._lead = offset * values.itemsize
         self._base = ctypes.c_void_p()
         size = -(-(self._lead + values.nbytes) // WORD) * WORD
@@ -135,73 +132,6 @@ def has_mbarriers(kernel: Kernel) -> bool:
     return compile.source_text(kernel.file, kernel.constants).count("barrier_wait(") > 1
 
 
-def norm_cases() -> Iterator[tuple]:
-    """(rows, columns, dtype, kind, add): options take turns over lengths."""
-    options = itertools.cycle(((True, "rms"), (False, "layer"), (False, "rms"), (True, "layer")))
-    for cols, turns in zip(LENGTHS, itertools.cycle((2, 2, 3)), strict=False):
-        rows = min(77, max(3, ELEMENTS // cols))
-        for add, kind in itertools.islice(options, turns):
-            yield rows, cols, "bfloat16", kind, add
-        if cols in FLOAT32_LENGTHS:
-            yield rows, cols, "float32", kind, add
-
-
-def run_norm(launches: Launches | Planned, rng, rows, cols, dtype, kind, add) -> None:
-    draw = _drawn(launches, rng, dtype)
-    x, gamma = draw(rows, cols), draw(cols)
-    beta = draw(cols) if kind == "layer" else None
-    results = norm.norm_forward(
-        x,
-        gamma,
-        beta,
-        draw(rows, cols) if add else None,
-        kind=kind,
-        epsilon=1e-6,
-        zero_centered_gamma=False,
-    )
-    norm.norm_backward(
-        draw(rows, cols),
-        x,
-        gamma,
-        results[-2] if kind == "layer" else None,
-        results[-1],
-        draw(rows, cols) if add else None,
-        kind=kind,
-        zero_centered_gamma=False,
-        beta=kind == "layer",
-    )
-
-
-def softmax_cases() -> Iterator[tuple]:
-    """((batch, queries, keys), dtype, what hides keys), turns taken likewise."""
-    hidings = itertools.cycle(("none", "causal", "keys", "rows", "first"))
-    for keys in LENGTHS:
-        shape = (2, min(33, max(2, ELEMENTS // (2 * keys))), keys)
-        for hiding in itertools.islice(hidings, 2):
-            yield shape, "bfloat16", hiding
-        if keys in FLOAT32_LENGTHS:
-            yield shape, "float32", hiding
-
-
-def run_softmax(launches: Launches | Planned, rng, shape, dtype, hiding) -> None:
-    draw = _drawn(launches, rng, dtype)
-    batch, queries, keys = shape
-    mask = first = None
-    if hiding in ("keys", "rows"):
-        of = (batch, 1, keys) if hiding == "keys" else (1, queries, 1)
-        mask = launches.array(rng.random(of) < 0.3)
-    if hiding == "first":
-        first = launches.array(np.int32([5])[0].reshape(()))
-    diagonal = max(0, keys - queries) if hiding in ("causal", "first") else None
-    y = softmax.softmax_forward(draw(*shape), mask, first, scale=0.125, diagonal=diagonal)
-    softmax.softmax_backward(draw(*shape), y, first, scale=0.125, diagonal=diagonal)
-
-
-def _drawn(launches: Launches | Planned, rng: np.random.Generator, dtype: str):
-    of = np.dtype(np.float32 if dtype == "float32" else getattr(ml_dtypes, dtype))
-    return lambda *shape: launches.array(rng.standard_normal(shape, np.float32).astype(of))
-
-
 def kernels(only: str | None, mbarriers: bool) -> None:
     target = target_for("sm_90", SM_COUNT)
     planned = Planned()
@@ -224,10 +154,7 @@ def run_all(launches: Launches | Planned, target: Target, only: str | None) -> N
     launch.call = launches
     rng = np.random.default_rng(0)
     with use_target(target):
-        for name, cases, run in (
-            ("norm", norm_cases, run_norm),
-            ("softmax", softmax_cases, run_softmax),
-        ):
+        for name, (cases, run) in CASES.items():
             for case in cases() if only in (None, name) else ():
                 for offset in (0, 1) if "bfloat16" in case else (0,):
                     launches.offset = offset
@@ -272,7 +199,7 @@ def gemm() -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("kernels", "planted", "gemm"))
-    parser.add_argument("--only", choices=("norm", "softmax"))
+    parser.add_argument("--only", choices=tuple(CASES))
     parser.add_argument("--no-mbarriers", dest="mbarriers", action="store_false")
     options = parser.parse_args(arguments)
     if options.what == "kernels":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Small launches of every kernel under compute-sanitizer: fails on any finding.
 #   PYTHON=python3   which Python runs them; without the extension, `gemm` is left out
-#   ONLY=softmax     `norm` or `softmax` alone
+#   ONLY=softmax     `norm`, `softmax` or `quantize` alone
 #   LOGS=folder      where what the tools print is left
 set -euo pipefail
 cd "$(dirname "$0")/.."

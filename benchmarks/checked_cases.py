@@ -1,0 +1,149 @@
+"""Small arrays for every kind of kernel: what checked_launches.py launches.
+
+A function that runs a case takes something with `array` that makes the operands.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from shardops.kernels import norm, norm_quantized, quantize, softmax
+from shardops.primitives.quantize_local import Form, problem_of, quantized
+from shardops.primitives.scaling import ScalingMode
+from shardops.rules.quantize import Blocks
+
+# Rows in registers, in tiles, streamed, over clusters and read in pieces; odd ones among them.
+LENGTHS = (33, 1000, 1001, 1536, 4096, 20480, 65536, 262144, 1048576)
+FLOAT32_LENGTHS = (33, 1536, 20480)
+ELEMENTS = 1 << 19  # of an array, at most
+QUANTIZED_SHAPES = ((77, 1001), (130, 384), (33, 4096), (3, 20480))
+FORMS = (
+    (ScalingMode.TENSOR_DELAYED, None),
+    (ScalingMode.TENSOR_CURRENT, None),
+    (ScalingMode.BLOCK_128, (1, 128)),
+    (ScalingMode.BLOCK_128, (128, 128)),
+    (ScalingMode.MXFP8, (1, 32)),
+)
+
+
+def norm_cases() -> Iterator[tuple]:
+    """(rows, columns, dtype, kind, add): options take turns over lengths."""
+    options = itertools.cycle(((True, "rms"), (False, "layer"), (False, "rms"), (True, "layer")))
+    for cols, turns in zip(LENGTHS, itertools.cycle((2, 2, 3)), strict=False):
+        rows = min(77, max(3, ELEMENTS // cols))
+        for add, kind in itertools.islice(options, turns):
+            yield rows, cols, "bfloat16", kind, add
+        if cols in FLOAT32_LENGTHS:
+            yield rows, cols, "float32", kind, add
+
+
+def run_norm(launches: Any, rng, rows, cols, dtype, kind, add) -> None:
+    draw = _drawn(launches, rng, dtype)
+    x, gamma = draw(rows, cols), draw(cols)
+    beta = draw(cols) if kind == "layer" else None
+    results = norm.norm_forward(
+        x,
+        gamma,
+        beta,
+        draw(rows, cols) if add else None,
+        kind=kind,
+        epsilon=1e-6,
+        zero_centered_gamma=False,
+    )
+    norm.norm_backward(
+        draw(rows, cols),
+        x,
+        gamma,
+        results[-2] if kind == "layer" else None,
+        results[-1],
+        draw(rows, cols) if add else None,
+        kind=kind,
+        zero_centered_gamma=False,
+        beta=kind == "layer",
+    )
+
+
+def softmax_cases() -> Iterator[tuple]:
+    """((batch, queries, keys), dtype, what hides keys), turns taken likewise."""
+    hidings = itertools.cycle(("none", "causal", "keys", "rows", "first"))
+    for keys in LENGTHS:
+        shape = (2, min(33, max(2, ELEMENTS // (2 * keys))), keys)
+        for hiding in itertools.islice(hidings, 2):
+            yield shape, "bfloat16", hiding
+        if keys in FLOAT32_LENGTHS:
+            yield shape, "float32", hiding
+
+
+def run_softmax(launches: Any, rng, shape, dtype, hiding) -> None:
+    draw = _drawn(launches, rng, dtype)
+    batch, queries, keys = shape
+    mask = first = None
+    if hiding in ("keys", "rows"):
+        of = (batch, 1, keys) if hiding == "keys" else (1, queries, 1)
+        mask = launches.array(rng.random(of) < 0.3)
+    if hiding == "first":
+        first = launches.array(np.int32([5])[0].reshape(()))
+    diagonal = max(0, keys - queries) if hiding in ("causal", "first") else None
+    y = softmax.softmax_forward(draw(*shape), mask, first, scale=0.125, diagonal=diagonal)
+    softmax.softmax_backward(draw(*shape), y, first, scale=0.125, diagonal=diagonal)
+
+
+def quantize_cases() -> Iterator[tuple]:
+    """(rows, columns, dtype, format, mode and block, layout, norm): turns taken likewise."""
+    formats = itertools.cycle(("float8_e4m3fn", "float8_e5m2"))
+    kinds = itertools.cycle((None, "rms", None, "layer"))
+    for shape, of, layout in itertools.product(
+        QUANTIZED_SHAPES, FORMS, ("rows", "columns", "both")
+    ):
+        kind = next(kinds) if of[0] is not ScalingMode.TENSOR_CURRENT else None
+        yield *shape, "bfloat16", next(formats), of, layout, kind
+    yield 33, 1536, "float32", "float8_e4m3fn", FORMS[0], "both", None
+
+
+def run_quantize(launches: Any, rng, rows, cols, dtype, format, of, layout, kind) -> None:
+    draw = _drawn(launches, rng, dtype)
+    form = Form(format, of[0], Blocks(layout, of[1], added=1))
+    wide = "float32" if kind else dtype
+    problem = problem_of(form, (1, rows, cols), wide)
+    given = [jax.ShapeDtypeStruct((1,), np.float32)] if form.given else []
+    like = jax.ShapeDtypeStruct((1, rows, cols), wide)
+    results = jax.eval_shape(partial(quantized, form=form), like, *given)
+    scale = launches.array(np.full(1, 0.5, np.float32)) if form.given else None
+    x = draw(rows, cols)
+    if kind is None:
+        quantize.quantize(x, scale, problem, results)
+        if of[0] is ScalingMode.TENSOR_CURRENT:
+            quantize.magnitudes(x, 0)
+        return
+    statistics = jax.ShapeDtypeStruct((rows,), np.float32)
+    done = norm_quantized.norm_quantized(
+        x,
+        draw(cols),
+        draw(cols) if kind == "layer" else None,
+        None,
+        scale,
+        problem,
+        [*results, *(statistics,) * (2 if kind == "layer" else 1)],
+        kind=kind,
+        epsilon=1e-6,
+        zero_centered_gamma=False,
+    )
+    if done is None:  # a norm in float32, then its quantisation
+        quantize.quantize(_drawn(launches, rng, "float32")(rows, cols), scale, problem, results)
+
+
+def _drawn(launches: Any, rng: np.random.Generator, dtype: str):
+    of = np.dtype(np.float32 if dtype == "float32" else getattr(ml_dtypes, dtype))
+    return lambda *shape: launches.array(rng.standard_normal(shape, np.float32).astype(of))
+
+
+CASES: dict[str, tuple[Callable[[], Iterator[tuple]], Callable[..., None]]] = {
+    "norm": (norm_cases, run_norm),
+    "softmax": (softmax_cases, run_softmax),
+    "quantize": (quantize_cases, run_quantize),
+}
