@@ -23,7 +23,8 @@ namespace shardops {
 // Addresses of one call.
 struct GemmBuffers {
   void *lhs = nullptr, *rhs = nullptr, *scale_a = nullptr, *scale_b = nullptr, *bias = nullptr,
-       *add = nullptr, *out = nullptr, *aux = nullptr, *workspace = nullptr;
+       *add = nullptr, *out = nullptr, *aux = nullptr,
+       *workspace = nullptr;  // bias: or its gradient
 };
 
 // An operand or result that the plan expects.
@@ -62,6 +63,10 @@ class GemmPlan {
 
   ffi::Error Launch(int ordinal, cu::Stream stream, const GemmBuffers& buffers);
 
+  // Likewise with an algorithm of `Candidates`, the device's context current.
+  ffi::Error LaunchWith(const lt::Algo& algo, int ordinal, cu::Stream stream,
+                        const GemmBuffers& buffers);
+
  private:
   struct Choice {
     lt::Handle handle;
@@ -71,7 +76,9 @@ class GemmPlan {
   explicit GemmPlan(const GemmProblem& problem) : p_(problem) {}
   void ListSlots();
 
-  bool HasPointers() const { return p_.bias || p_.aux || p_.scale_a || p_.scale_b; }
+  bool HasPointers() const {
+    return p_.bias || p_.bias_gradient || p_.aux || p_.gradient || p_.scale_a || p_.scale_b;
+  }
   const lt::Functions& blas() const { return CublasLt::Get().functions(); }
   ffi::Error NeedDescriptors();  // holding mutex_
   ffi::Error MakeDescriptors();
@@ -81,6 +88,7 @@ class GemmPlan {
   lt::Status MakePreference();
   ffi::ErrorOr<std::vector<lt::HeuristicResult>> AskHeuristic(lt::Handle handle, int max) const;
   bool Accepts(lt::Handle handle) const;
+  ffi::Error Run(const Choice& choice, cu::Stream stream, const GemmBuffers& buffers);
   ffi::Error Matmul(const Choice& choice, lt::Desc desc, const GemmBuffers& buffers,
                     cu::Stream stream) const;
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import backend
 
 from shardops import config
-from shardops.kernels import library
+from shardops.kernels import autotune, library
 from shardops.kernels.gemm_layout import Layout, layout
 from shardops.kernels.target import current_target
 
@@ -217,7 +217,8 @@ def custom_call(
 
 
 def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
-    """The attributes that say how: cuBLASLt's favourite here, None where it has none.
+    """The attributes that say how: cuBLASLt's favourite here, or with SHARDOPS_AUTOTUNE=1 the
+    fastest; None where it has none.
 
     A process without CUDA devices leaves the choice to the one that runs the program.
     """
@@ -225,15 +226,20 @@ def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
     extension = library.core()
     if device is None:
         return {"workspace_bytes": np.int64(_WORKSPACE_LIMIT)}
-    found = extension.gemm_query(
-        device=device, limit=1, **attributes, workspace_bytes=_WORKSPACE_LIMIT
-    )
-    if not found:
-        return None
+    found = None
+    if config.get().autotune:
+        found = autotune.tuned(extension, device, attributes, _WORKSPACE_LIMIT)
+    if found is None:
+        candidates = extension.gemm_query(
+            device=device, limit=1, **attributes, workspace_bytes=_WORKSPACE_LIMIT
+        )
+        if not candidates:
+            return None
+        found = candidates[0]
     return {
-        "algo": np.frombuffer(found[0]["algo"], np.uint8),
-        "algo_version": np.int64(found[0]["algo_version"]),
-        "workspace_bytes": np.int64(found[0]["workspace_bytes"]),
+        "algo": np.frombuffer(found["algo"], np.uint8),
+        "algo_version": np.int64(found["algo_version"]),
+        "workspace_bytes": np.int64(found["workspace_bytes"]),
     }
 
 
