@@ -156,17 +156,7 @@ enum class Scale : uint32_t {
 };
 
 // An epilogue is the sum of its parts, or kNone.
-enum class Epilogue : uint32_t {
-  kNone = 1,
-  kRelu = 2,
-  kBias = 4,
-  kReluGradient = 8,
-  kBiasGradient = 16,  // of the result, with the gradient of an activation
-  kGelu = 32,
-  kGeluGradient = 64,
-  kAux = 128,
-  kBiasGradientOfA = 256,
-};
+enum class Epilogue : uint32_t { kNone = 1, kRelu = 2, kBias = 4, kGelu = 32, kAux = 128 };
 
 enum class PrefAttr : uint32_t {
   kMaxWorkspace = 1,  // uint64

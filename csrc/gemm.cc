@@ -2,18 +2,15 @@
 //
 //   out[b,i,j] = f( sum_k op(lhs)[b,i,k] op(rhs)[b,k,j] + add[b,i,j] + bias[j] )
 //
-// i < m, j < n; f is the identity, tanh-GELU or ReLU, aux is f's argument (of ReLU: a mask of bits,
-// 1 where it is positive, rows of a multiple of 128 bits). With gradient, aux is an operand and
-//   out[b,i,j] = f'(aux[b,i,j]) sum_k op(lhs)[b,i,k] op(rhs)[b,k,j]
-// The gradient of a bias [n] is sum_i out, or without gradient sum_k op(rhs)[k,j], in which case
-// the product is that of a weight's gradient. Every matrix is row-major:
+// i < m, j < n; f is the identity, tanh-GELU or ReLU, aux is GELU's argument. Every matrix is
+// row-major:
 //   lhs [m,k], or [k,m] with transa     rhs [k,n], or [n,k] with transb     out, add, aux [m,n]
 // lhs and rhs may have a leading dimension and a batch stride; the others are dense. Operands of 8
 // bits may have scales, and on sm_90 must be [m,k] and [n,k].
 //
-// Attributes: gemm_problem.h. Operands: lhs, rhs, [scale_a], [scale_b], [bias], [add], [aux].
-// Results: out, [aux], [bias_gradient], [workspace]. Those in brackets are there where the
-// attributes say so; the workspace is uint8[workspace_bytes + 256].
+// Attributes: gemm_problem.h. Operands: lhs, rhs, [scale_a], [scale_b], [bias], [add]. Results:
+// out, [aux], [workspace]. Those in brackets are there where the attributes say so; the workspace
+// is uint8[workspace_bytes + 256].
 //
 // Stages. instantiate checks the attributes and needs no device. initialize runs on each device
 // before each execution, outside stream capture: the first one makes what a captured stream may

@@ -21,21 +21,6 @@ lt::Scale LibraryScale(int64_t mode) {
   }
 }
 
-// 0: none. Its bias gradients are of the result, or of our rhs, which is the library's A.
-uint32_t Epilogue(const GemmProblem& p) {
-  uint32_t sum = 0;
-  auto part = [&](bool has, lt::Epilogue e) { sum += has ? static_cast<uint32_t>(e) : 0; };
-  part(p.bias, lt::Epilogue::kBias);
-  part(p.gelu && !p.gradient, lt::Epilogue::kGelu);
-  part(p.relu && !p.gradient, lt::Epilogue::kRelu);
-  part(p.gelu && p.gradient, lt::Epilogue::kGeluGradient);
-  part(p.relu && p.gradient, lt::Epilogue::kReluGradient);
-  part(p.aux || p.gradient, lt::Epilogue::kAux);
-  part(p.bias_gradient && p.gradient, lt::Epilogue::kBiasGradient);
-  part(p.bias_gradient && !p.gradient, lt::Epilogue::kBiasGradientOfA);
-  return sum;
-}
-
 }  // namespace
 
 ffi::Error GemmPlan::NeedDescriptors() {
@@ -72,13 +57,16 @@ ffi::ErrorOr<lt::Desc> GemmPlan::MakeDesc() const {
     if (s == lt::Status::kSuccess)
       s = blas().MatmulDescSetAttribute(d, attr, &value, sizeof(value));
   };
-  const uint32_t epilogue = Epilogue(p_);
+  const uint32_t epilogue = (p_.bias ? uint32_t(lt::Epilogue::kBias) : 0) +
+                            (p_.gelu ? uint32_t(lt::Epilogue::kGelu) : 0) +
+                            (p_.relu ? uint32_t(lt::Epilogue::kRelu) : 0) +
+                            (p_.aux ? uint32_t(lt::Epilogue::kAux) : 0);
   // The heuristic reads off an address whether there is one and how it is aligned.
   void* aligned = reinterpret_cast<void*>(uintptr_t{4096});
   set(lt::DescAttr::kTransA, p_.transb ? lt::Op::kT : lt::Op::kN);
   set(lt::DescAttr::kTransB, p_.transa ? lt::Op::kT : lt::Op::kN);
   if (epilogue) set(lt::DescAttr::kEpilogue, epilogue);
-  if (p_.bias || p_.bias_gradient) {
+  if (p_.bias) {
     set(lt::DescAttr::kBiasPointer, aligned);
     if (p_.bias_type != p_.out_type) {
       set(lt::DescAttr::kBiasType, static_cast<lt::Type>(p_.bias_type));
@@ -94,10 +82,10 @@ ffi::ErrorOr<lt::Desc> GemmPlan::MakeDesc() const {
     set(lt::DescAttr::kBScaleMode, scale);
   }
   if (p_.fast_accum) set(lt::DescAttr::kFastAccum, int8_t{1});
-  if (p_.aux || p_.gradient) {
+  if (p_.aux) {
     set(lt::DescAttr::kAuxPointer, aligned);
-    set(lt::DescAttr::kAuxLd, AuxLd(p_));
-    if (p_.batch > 1) set(lt::DescAttr::kAuxBatchStride, p_.m * AuxLd(p_));
+    set(lt::DescAttr::kAuxLd, p_.n);
+    if (p_.batch > 1) set(lt::DescAttr::kAuxBatchStride, p_.m * p_.n);
   }
   if (p_.sm_count) set(lt::DescAttr::kSmCount, static_cast<int32_t>(p_.sm_count));
   if (s == lt::Status::kSuccess) return d;

@@ -53,17 +53,8 @@ void GemmPlan::ListSlots() {
         {"bias", &GemmBuffers::bias, bias->bytes * static_cast<size_t>(p_.n), bias});
   }
   if (p_.add) operands_.push_back(result("add", &GemmBuffers::add));
-  const GemmSlot aux = p_.relu
-                           ? GemmSlot{"aux", &GemmBuffers::aux,
-                                      static_cast<size_t>(p_.batch * p_.m * AuxLd(p_) / 8), nullptr}
-                           : result("aux", &GemmBuffers::aux);
-  if (p_.gradient) operands_.push_back(aux);
   results_ = {result("out", &GemmBuffers::out)};
-  if (p_.aux) results_.push_back(aux);
-  if (p_.bias_gradient) {
-    results_.push_back(
-        {"bias_gradient", &GemmBuffers::bias, bias->bytes * static_cast<size_t>(p_.n), bias});
-  }
+  if (p_.aux) results_.push_back(result("aux", &GemmBuffers::aux));
   if (p_.workspace_bytes) {
     results_.push_back({"workspace", &GemmBuffers::workspace,
                         static_cast<size_t>(p_.workspace_bytes) + kWorkspaceAlign, nullptr});
@@ -176,8 +167,8 @@ ffi::Error GemmPlan::Matmul(const Choice& choice, lt::Desc desc, const GemmBuffe
   };
   if (p_.scale_b) point(lt::DescAttr::kAScalePointer, b.scale_b);
   if (p_.scale_a) point(lt::DescAttr::kBScalePointer, b.scale_a);
-  if (p_.bias || p_.bias_gradient) point(lt::DescAttr::kBiasPointer, b.bias);
-  if (p_.aux || p_.gradient) point(lt::DescAttr::kAuxPointer, b.aux);
+  if (p_.bias) point(lt::DescAttr::kBiasPointer, b.bias);
+  if (p_.aux) point(lt::DescAttr::kAuxPointer, b.aux);
   const float alpha = 1.0f, beta = p_.add ? 1.0f : 0.0f;
   const uintptr_t workspace = (reinterpret_cast<uintptr_t>(b.workspace) + kWorkspaceAlign - 1) /
                               kWorkspaceAlign * kWorkspaceAlign;

@@ -23,8 +23,7 @@ namespace shardops {
 // Addresses of one call.
 struct GemmBuffers {
   void *lhs = nullptr, *rhs = nullptr, *scale_a = nullptr, *scale_b = nullptr, *bias = nullptr,
-       *add = nullptr, *out = nullptr, *aux = nullptr,
-       *workspace = nullptr;  // bias: or its gradient
+       *add = nullptr, *out = nullptr, *aux = nullptr, *workspace = nullptr;
 };
 
 // An operand or result that the plan expects.
@@ -76,9 +75,7 @@ class GemmPlan {
   explicit GemmPlan(const GemmProblem& problem) : p_(problem) {}
   void ListSlots();
 
-  bool HasPointers() const {
-    return p_.bias || p_.bias_gradient || p_.aux || p_.gradient || p_.scale_a || p_.scale_b;
-  }
+  bool HasPointers() const { return p_.bias || p_.aux || p_.scale_a || p_.scale_b; }
   const lt::Functions& blas() const { return CublasLt::Get().functions(); }
   ffi::Error NeedDescriptors();  // holding mutex_
   ffi::Error MakeDescriptors();

@@ -14,8 +14,8 @@ constexpr GemmType kTypes[] = {
     {lt::Type::kF8E5M2, 1, ffi::F8E5M2, "float8_e5m2"},
 };
 
-// The auxiliary matrix' leading dimension and batch stride must be multiples of these: cuBLASLt.
-constexpr int64_t kAuxMultiple = 8, kMaskMultiple = 128;
+// The auxiliary output's leading dimension and batch stride must be multiples of it: cuBLASLt.
+constexpr int64_t kAuxMultiple = 8;
 // So must the rows of an operand with kVec128 be one of this.
 constexpr int64_t kVec128Rows = 4;
 
@@ -81,35 +81,7 @@ ffi::Error CheckScales(const GemmProblem& p) {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-ffi::Error CheckEpilogue(const GemmProblem& p) {
-  if (p.gelu && p.relu) return InvalidAttribute(kGemmOp, "relu", p.relu, "0 with gelu");
-  for (auto [name, flag] : {std::pair{"aux", p.aux}, std::pair{"gradient", p.gradient}}) {
-    if (flag && !p.gelu && !p.relu) {
-      return InvalidAttribute(kGemmOp, name, flag, "0 without gelu or relu");
-    }
-  }
-  if (p.gradient && (p.add || p.bias || p.aux)) {
-    return InvalidAttribute(kGemmOp, "gradient", p.gradient, "0 with add, bias or aux");
-  }
-  if (p.bias_gradient) {
-    if (p.bias || (!p.gradient && (p.gelu || p.relu))) {
-      return InvalidAttribute(kGemmOp, "bias_gradient", p.bias_gradient,
-                              "0 with bias, or an activation without gradient");
-    }
-    if (p.batch > 1) return InvalidAttribute(kGemmOp, "batch", p.batch, "1 with bias_gradient");
-  }
-  if ((p.aux || p.gradient) && p.gelu &&
-      (p.n % kAuxMultiple || (p.batch > 1 && p.m * p.n % kAuxMultiple))) {
-    return InvalidAttribute(kGemmOp, "n", p.n, "a multiple of 8 with aux");
-  }
-  return ffi::Error::Success();
-}
-
 }  // namespace
-
-int64_t AuxLd(const GemmProblem& p) {
-  return p.relu ? CeilDiv(p.n, kMaskMultiple) * kMaskMultiple : p.n;
-}
 
 size_t ScaleBytes(ScaleMode mode, int64_t rows, int64_t k) {
   const int64_t blocks = CeilDiv(k, 128);
@@ -199,7 +171,12 @@ ffi::Error CompleteGemmProblem(GemmProblem& p) {
     }
     if (*x.stride < 0) *x.stride = x.rows * *x.ld;
   }
-  return CheckEpilogue(p);
+  if (p.relu && p.gelu) return InvalidAttribute(kGemmOp, "relu", p.relu, "0 with gelu");
+  if (p.aux && !p.gelu) return InvalidAttribute(kGemmOp, "aux", p.aux, "0 without gelu");
+  if (p.aux && (p.n % kAuxMultiple || (p.batch > 1 && p.m * p.n % kAuxMultiple))) {
+    return InvalidAttribute(kGemmOp, "n", p.n, "a multiple of 8 with aux");
+  }
+  return ffi::Error::Success();
 }
 
 std::string Describe(const GemmProblem& p) {

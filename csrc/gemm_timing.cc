@@ -21,7 +21,7 @@ struct Pattern {
 // Both signs, all mantissas, four exponents: 1/8 to 2.
 Pattern PatternOf(const GemmSlot& slot) {
   const bool scale = slot.member == &GemmBuffers::scale_a || slot.member == &GemmBuffers::scale_b;
-  if (!slot.type) return scale ? Pattern{0x7f7f7f7f, 0} : Pattern{0, 0xffffffff};
+  if (!slot.type) return {0x7f7f7f7f, 0};
   if (scale) return {0x3f800000, 0};
   switch (slot.type->type) {
     case lt::Type::kF32:

@@ -64,7 +64,7 @@ def gemm(
         one both have stays with it, and a sum over such dims is the data-parallel reduction.
       bias: [*r], float32 | bfloat16 | float16.
       activation: None | "gelu" (tanh approximation) | "silu" | "relu". The gradient uses the saved
-        pre-activation.
+        pre-activation, of ReLU the result.
       add: [*l, *r], added to the product (gradient accumulation).
       out_dtype: dtype of the result; None: the operands'. Where it is wider than theirs, the
         cotangent is rounded to the operands' dtype before the products of the gradient.
@@ -158,8 +158,10 @@ def _given(*operands: jax.Array | None) -> list[jax.Array]:
 
 def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
     types = tuple(None if a is None else array_type.Type.of(a) for a in (bias, add))
-    if op.activation is None:
-        return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
+    if op.activation in (None, "relu"):
+        # Where ReLU lets through is seen by its result, which whoever comes next saves anyway.
+        out = _product(op, wanted, lhs, rhs, bias, add)
+        return out, (lhs, rhs, None if op.activation is None else out, types)
     if wanted is not None and array_type.mesh_of(lhs).auto_axes:
         # Asked of two results of an op, the partitioner moves them one by one.
         out, pre = _apart(op, wanted, lhs, rhs, bias, add)
@@ -171,12 +173,15 @@ def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: A
 
 def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
     """dz = dout · activation';  dlhs = dz · rhsᵀ,  drhs = lhsᵀ · dz,  dbias = sum_rows(dz)."""
-    lhs, rhs, pre, (bias_type, add_type) = saved
+    lhs, rhs, seen, (bias_type, add_type) = saved
     with jax.named_scope(f"shardops.{op.name}.grad"):
         dz = dout
         if op.activation is not None:
-            _, pull = jax.vjp(_activation(op), pre.astype(jnp.float32))
+            _, pull = jax.vjp(_activation(op), seen.astype(jnp.float32))
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
+            if bias_type is not None:
+                # Else XLA writes dz in float32 for its sum, and rounds it in another pass.
+                dz = jax.lax.optimization_barrier(dz)
             dz = _as_result(op, wanted, dz)
         dlhs, drhs = operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
         dbias = dadd = None

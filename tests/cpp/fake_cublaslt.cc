@@ -3,7 +3,7 @@
 // shows that the callers say what they mean to say, not that the real library understands it.
 //
 // FAKE_CUBLASLT_REFUSES=gelu makes it know no algorithm with GELU; =fp8, none for 8-bit operands;
-// =bgrad, none that sums a bias's gradient; =all, no algorithm at all.
+// =all, no algorithm at all.
 // FAKE_CUBLASLT_MICROSECONDS=30,10,20: what algorithms 0, 1 and 2 spend of the streams' clock.
 #include <unistd.h>
 

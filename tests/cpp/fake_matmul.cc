@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <string_view>
 #include <vector>
 
@@ -54,13 +53,6 @@ void Write(void* p, Type t, int64_t i, double value) {
 double Gelu(double x) {
   constexpr double kRoot = 0.79788456080286535588;  // sqrt(2 / pi)
   return 0.5 * x * (1 + std::tanh(kRoot * (x + 0.044715 * x * x * x)));
-}
-
-// Of the tanh approximation.
-double GeluSlope(double x) {
-  constexpr double kRoot = 0.79788456080286535588;
-  const double t = std::tanh(kRoot * (x + 0.044715 * x * x * x));
-  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kRoot * (1 + 3 * 0.044715 * x * x);
 }
 
 bool Has(const FakeDesc& d, lt::Epilogue part) {
@@ -148,48 +140,21 @@ Status Supported(const FakeDesc& d, const FakeLayout& a, const FakeLayout& b, co
   }
   if (d.compute == lt::Compute::kF32FastTF32 && a.type != Type::kF32) return Status::kNotSupported;
   if (Has(d, lt::Epilogue::kBias) && !d.bias) return Bad("no bias pointer");
-  const bool mask = Has(d, lt::Epilogue::kRelu) || Has(d, lt::Epilogue::kReluGradient);
-  if (Has(d, lt::Epilogue::kAux) && (!d.aux || d.aux_ld % (mask ? 128 : 8) ||
-                                     d.aux_ld < int64_t(m) || d.aux_stride % (mask ? 128 : 8))) {
+  if (Has(d, lt::Epilogue::kAux) && (!d.aux || d.aux_ld % 8 || d.aux_ld < int64_t(m))) {
     return Bad("aux");
   }
-  const bool sums = Has(d, lt::Epilogue::kBiasGradient) || Has(d, lt::Epilogue::kBiasGradientOfA);
-  if (sums && (!d.bias || o.batch > 1 || narrow)) return Bad("gradient of a bias");
   const char* refuses = std::getenv("FAKE_CUBLASLT_REFUSES");
   if (!refuses) return Status::kSuccess;
   const std::string_view what = refuses;
-  const bool refused = what == "fp8"     ? narrow
-                       : what == "bgrad" ? sums
-                                         : what == "all" || Has(d, lt::Epilogue::kGelu);
+  const bool refused = what == "fp8" ? narrow : what == "all" || Has(d, lt::Epilogue::kGelu);
   return refused ? Status::kNotSupported : Status::kSuccess;
 }
-
-namespace {
-
-// The value of an element, its aux at index `at`: written in the forward direction, else read.
-double Activated(const FakeDesc& d, const FakeLayout& o, int64_t at, double v) {
-  auto* byte = static_cast<uint8_t*>(d.aux) + at / 8;
-  const int bit = 1 << at % 8;
-  if (Has(d, lt::Epilogue::kGeluGradient)) return v * GeluSlope(Read(d.aux, o.type, at));
-  if (Has(d, lt::Epilogue::kReluGradient)) return *byte & bit ? v : 0;
-  const bool relu = Has(d, lt::Epilogue::kRelu);
-  if (Has(d, lt::Epilogue::kAux)) {
-    if (relu) {
-      *byte = static_cast<uint8_t>(v > 0 ? *byte | bit : *byte & ~bit);
-    } else {
-      Write(d.aux, o.type, at, v);
-    }
-  }
-  return relu ? std::max(v, 0.0) : Has(d, lt::Epilogue::kGelu) ? Gelu(v) : v;
-}
-
-}  // namespace
 
 void Compute(const FakeDesc& d, double alpha, const void* A, const FakeLayout& a, const void* B,
              const FakeLayout& b, double beta, const void* C, const FakeLayout& c, void* O,
              const FakeLayout& o) {
   const int64_t m = o.rows, n = o.cols, k = d.transa ? a.rows : a.cols;
-  std::vector<double> av(m * k), bv(k * n), sums(m);
+  std::vector<double> av(m * k), bv(k * n);
   for (int64_t z = 0; z < o.batch; ++z) {
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t q = 0; q < k; ++q) {
@@ -210,18 +175,13 @@ void Compute(const FakeDesc& d, double alpha, const void* A, const FakeLayout& a
         v *= alpha;
         if (beta != 0) v += beta * Read(C, c.type, z * c.stride + i + j * c.ld);
         if (Has(d, lt::Epilogue::kBias)) v += Read(d.bias, BiasType(d, o), i);
-        v = Activated(d, o, z * d.aux_stride + i + j * d.aux_ld, v);
-        sums[i] += v;
+        if (Has(d, lt::Epilogue::kAux)) {
+          Write(d.aux, o.type, z * d.aux_stride + i + j * d.aux_ld, v);
+        }
+        if (Has(d, lt::Epilogue::kGelu)) v = Gelu(v);
+        if (Has(d, lt::Epilogue::kRelu)) v = v < 0 ? 0 : v;  // NaN stays
         Write(O, o.type, z * o.stride + i + j * o.ld, v);
       }
-    }
-    if (Has(d, lt::Epilogue::kBiasGradientOfA)) {
-      for (int64_t i = 0; i < m; ++i) {
-        sums[i] = std::accumulate(&av[i * k], &av[i * k] + k, 0.0);
-      }
-    }
-    if (Has(d, lt::Epilogue::kBiasGradient) || Has(d, lt::Epilogue::kBiasGradientOfA)) {
-      for (int64_t i = 0; i < m; ++i) Write(d.bias, BiasType(d, o), i, sums[i]);
     }
   }
 }
