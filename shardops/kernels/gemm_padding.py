@@ -43,7 +43,9 @@ class Padded:
 
     def added(self, shape: Layout, add: jax.Array) -> jax.Array:
         """An array like the result."""
-        return zero_padded(add.reshape(shape.batch, shape.m, shape.n), (shape.batch, self.m, self.n))
+        return zero_padded(
+            add.reshape(shape.batch, shape.m, shape.n), (shape.batch, self.m, self.n)
+        )
 
     def bias(self, bias: jax.Array) -> jax.Array:
         return zero_padded(bias.reshape(-1), (self.n,))

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from shardops import array_type, config, routing
 from shardops.fusing.marking import markable
-from shardops.op import compiled, with_derivative
+from shardops.op import compiled, found_again, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_grad import operand_cotangents
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
@@ -28,14 +28,16 @@ from shardops.rules.spec import Spec
 
 Dims = tuple[int, ...]
 OutSharding = PartitionSpec | Literal["cheapest"] | None
+_LAST_FIRST: tuple[Dims, Dims] = ((-1,), (0,))
+_NONE: tuple[Dims, Dims] = ((), ())
 
 
 def gemm(
     lhs: jax.Array | ScaledArray,
     rhs: jax.Array | ScaledArray,
     *,
-    contracting_dims: tuple[Sequence[int], Sequence[int]] = ((-1,), (0,)),
-    batch_dims: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    contracting_dims: tuple[Sequence[int], Sequence[int]] = _LAST_FIRST,
+    batch_dims: tuple[Sequence[int], Sequence[int]] = _NONE,
     bias: jax.Array | None = None,
     activation: Activation | None = None,
     add: jax.Array | None = None,
@@ -83,6 +85,29 @@ def gemm(
       their operand, which lies in whole blocks on each device, or is gathered.
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
+    dims = (contracting_dims, batch_dims)
+    statics = (*dims, activation, out_dtype, out_sharding, precise_accumulation)
+    kinds = None if contracting_dims is _LAST_FIRST and batch_dims is _NONE else _kinds(dims)
+    return _eager(kinds, statics, lhs, rhs, bias, add)
+
+
+def _kinds(value: Any) -> Any:
+    """The types in nested sequences: True is no dim, though it equals 1."""
+    return tuple(map(_kinds, value)) if isinstance(value, tuple | list) else type(value)
+
+
+def _gemm(
+    contracting_dims: Any,
+    batch_dims: Any,
+    activation: Any,
+    out_dtype: Any,
+    out_sharding: Any,
+    precise_accumulation: Any,
+    lhs: Any,
+    rhs: Any,
+    bias: Any,
+    add: Any,
+) -> jax.Array:
     bias, add = check.arrays("gemm", bias=bias, add=add)
     lhs, rhs = check.operands("gemm", lhs, rhs)
     contracting, like = check.gemm_dims("gemm", lhs, rhs, contracting_dims, batch_dims)
@@ -107,6 +132,9 @@ def gemm(
     if add is not None:
         check.shape("gemm", "add", add, dims.out_shape)
     return product(op, lhs, rhs, bias, add, out_sharding)
+
+
+_eager = found_again(_gemm)
 
 
 def product(
