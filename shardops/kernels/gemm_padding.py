@@ -9,10 +9,11 @@ from shardops.kernels.gemm_layout import Layout, Operand
 from shardops.kernels.sizes import round_up
 
 _ALIGNED_BYTES = 16
-# Of cuBLASLt with 16-bit operands on an H200: 4097 x 4099 x 4101 and 4104 x 4104 x 4104.
-_SLOW, _FAST = 130e12, 650e12  # operations a second
+# Operations a second of cuBLASLt with 16-bit operands on an H200, products of about 4100 x 4100 x
+# 4100: with rows that begin at odd elements, at even ones, and at multiples of 16 bytes.
+_ODD, _EVEN, _ALIGNED = 140e12, 270e12, 650e12
 _COPIED = 2.5e12  # bytes read and written a second
-_LAUNCH = 4e-6  # seconds
+_LAUNCH = 3e-6  # seconds
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,16 @@ def padded(shape: Layout, itemsize: int, out_itemsize: int, outs: int) -> Padded
         if now != then
     ]
     operations = 2 * shape.batch * shape.m * shape.n * shape.k
-    saved = operations / _SLOW - operations / _FAST
+    slow = _ODD if any(length % 2 for length in _row_lengths(shape)) else _EVEN
+    saved = operations / slow - operations / _ALIGNED
     spent = shape.batch * sum(moved) / _COPIED + len(moved) * _LAUNCH
     return Padded(m, n, k) if moved and saved > spent else None
+
+
+def _row_lengths(shape: Layout) -> tuple[int, int, int]:
+    """Of lhs, rhs and the result, as they lie."""
+    lhs = shape.m if shape.lhs.transposed else shape.k
+    return lhs, shape.k if shape.rhs.transposed else shape.n, shape.n
 
 
 def _dense(shape: Layout, side: Operand) -> bool:

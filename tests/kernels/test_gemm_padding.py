@@ -17,7 +17,7 @@ ODD = {"m": 11, "n": 13, "k": 9, "b": 3, "h": 5}
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding saves more than it costs however small the product is."""
-    monkeypatch.setattr(gemm_padding, "_SLOW", 1.0)
+    monkeypatch.setattr(gemm_padding, "_ODD", 1.0)
 
 
 def plan(text: str, m: int, n: int, k: int, itemsize: int = 2, out: int = 2) -> Padded | None:
@@ -35,6 +35,8 @@ def plan(text: str, m: int, n: int, k: int, itemsize: int = 2, out: int = 2) -> 
         ("km,nk", (4097, 4099, 4101), (4104, 4104, 4104)),
         ("mk,kn", (4097, 4104, 4101), (4097, 4104, 4104)),
         ("mk,kn", (4097, 4104, 4104), None),  # its rows are aligned: m is nobody's row length
+        ("mk,kn", (4096, 4100, 4096), (4096, 4104, 4096)),
+        ("mk,kn", (1001, 1003, 1005), None),
         ("mk,kn", (3000, 3000, 3000), None),
         ("mk,kn", (63, 65, 67), None),  # takes longer to copy than to multiply
         ("mk,kn", (1, 4097, 4099), None),  # as does a matrix by a vector
