@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from shardops.rules.spec import Axes, AxisSizes, Spec
 from shardops.rules.step import Step
@@ -149,7 +150,7 @@ _HERE: set[type] = {type(None)}  # types that `_is_here` knows: asking JAX takes
 
 
 def _is_here(array: Any) -> bool:
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return False
     _HERE.add(type(array))
     return True

@@ -28,7 +28,8 @@ def computed(record: Record) -> str | None:
         return "dequantised to float32: the op does not run as a kernel"
     on_gpu = jax.default_backend() == "gpu"
     arch = current_target().arch if on_gpu else _WITHOUT_A_GPU
-    plan = op.local_plan(*_of_data(record, op), arch)
+    shapes, dtypes = _of_data(record, op)
+    plan = op.local_plan(shapes, dtypes, arch)
     return f"on {arch} {plan.why}"
 
 
@@ -37,11 +38,12 @@ def _copied(record: Record, op: GemmOp) -> str | None:
     shapes, dtypes = _of_data(record, op)
     if any(0 in shape for shape in shapes):
         return None
-    found = layout(*shapes, op.contracting, op.batch)
+    lhs, rhs = shapes
+    found = layout(lhs, rhs, op.contracting, op.batch)
     moved = [n for n in ("lhs", "rhs") if getattr(found, n).permutation is not None]
     notes = [f"from a transposed copy of {' and of '.join(moved)}"] if moved else []
-    sizes = (jnp.dtype(name).itemsize for name in (dtypes[0], op.out_dtype))
-    larger = padded(found, *sizes, 1 + op.add + op.save)
+    itemsize, out_itemsize = (jnp.dtype(name).itemsize for name in (dtypes[0], op.out_dtype))
+    larger = padded(found, itemsize, out_itemsize, 1 + op.add + op.save)
     if larger is not None:
         names = [n for n in ("m", "n", "k") if getattr(larger, n) != getattr(found, n)]
         changes = (f"{n} from {getattr(found, n)} to {getattr(larger, n)}" for n in names)

@@ -39,8 +39,8 @@ class Padded:
             arrays.append(zero_padded(array, (shape.batch, rows, cols)))
             sides.append(Operand(side.transposed, cols, rows * cols))
         result = (shape.batch, self.m, self.n)
-        layout = Layout(self.m, self.n, self.k, shape.batch, *sides, result)
-        return arrays[0], arrays[1], layout
+        (x, y), (a, b) = arrays, sides
+        return x, y, Layout(self.m, self.n, self.k, shape.batch, a, b, result)
 
     def added(self, shape: Layout, add: jax.Array) -> jax.Array:
         """An array like the result."""
