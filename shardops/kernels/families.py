@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from shardops.kernels import softmax_plan
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
+from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
 from shardops.kernels.quantize_plan import (
@@ -132,8 +132,8 @@ def _norm_problem(request: Request, rows: int) -> NormProblem:
 
 
 def _norm_forward(problem: NormProblem, target: Target) -> list[Launch]:
-    sums = forward_sums(problem, target)
-    return [forward_plan(problem, target), *([] if sums is None else [sums.launch])]
+    plan = forward_plan(problem, target)
+    return [plan.main, *([] if plan.sums is None else [plan.sums.launch])]
 
 
 def _quantized_norm(request: Request, rows: int, target: Target) -> list[Launch]:
