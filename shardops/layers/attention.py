@@ -1,4 +1,4 @@
-"""Attention of queries to keys, by shardops' products and softmax or by cuDNN, and rotary positions."""
+"""Attention of queries to keys, by products and softmax or by cuDNN, and rotary positions."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,7 +54,8 @@ def attention(
 ) -> jax.Array:
     """Mix values by how well their keys fit the queries.
 
-        out[b, q, n] = sum_k softmax_k(query[b, q, n] · key[b, k, n // r] / sqrt(d)) value[b, k, n // r]
+        out[b, q, n] = sum_k w[b, q, n, k] value[b, k, n // r]
+        w[b, q, n, k] = softmax_k(query[b, q, n] · key[b, k, n // r] / sqrt(d))
 
     r = heads / kv_heads queries share a key (grouped queries). Over the keys that are seen; a query
     that sees none gets zeros.

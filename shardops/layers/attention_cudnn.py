@@ -1,4 +1,4 @@
-"""cuDNN's flash attention, by `jax.nn.dot_product_attention`: where it fits, and on each kind of mesh."""
+"""cuDNN's flash attention, by `jax.nn.dot_product_attention`: where it fits, and on meshes."""
 
 from typing import Any
 

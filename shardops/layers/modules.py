@@ -133,6 +133,11 @@ def heads_of(kind: str, padded: bool, features: int, **options: Any) -> Heads:
     )
 
 
+def pair_of(first: Any, second: Any) -> Any:
+    """Quantisers of two products, or None."""
+    return None if first is None else (first, second)
+
+
 # ---- calls ---------------------------------------------------------------------------------------
 
 

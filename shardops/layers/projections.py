@@ -1,7 +1,7 @@
 """The products around attention: queries, keys and values of one input by one product.
 
-The kernels lie apart, as in Flax: query [d, heads, head_dim], key and value [d, kv_heads, head_dim].
-They are multiplied as one,
+The kernels lie apart, as in Flax: query [d, heads, head_dim], key and value [d, kv_heads,
+head_dim]. They are multiplied as one,
 
     [d, groups, n, head_dim],  n = heads / groups (queries) + 1 (key) + 1 (value)
 

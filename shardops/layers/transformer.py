@@ -98,6 +98,10 @@ class Tokens(NamedTuple):
     positions: jax.Array | None = None
 
 
+NOTHING = Tokens()
+FREE = Layout()
+
+
 def self_attention(
     x: jax.Array,
     weights: AttentionWeights,
@@ -105,9 +109,9 @@ def self_attention(
     *,
     kv: jax.Array | None = None,
     norm: Norm | None = None,
-    tokens: Tokens = Tokens(),
-    layout: Layout = Layout(),
-    quantizers: Any = (None, None),
+    tokens: Tokens = NOTHING,
+    layout: Layout = FREE,
+    quantizers: Any = (None, None, None),
 ) -> jax.Array:
     """Project, attend, project back.
 
@@ -115,8 +119,8 @@ def self_attention(
       x: [batch, length, d].
       kv: [batch, keys, d] that keys and values are made of, without the norm; None: x.
       norm: applied to x before the projections.
-      quantizers: of the product into heads and of that out of them; with `kv` of three, those of
-        keys and values last.
+      quantizers: of the product into heads, of that out of them, and, with `kv`, of that of keys
+        and values.
     Returns: [batch, length, d of out].
     Sharding: heads cut over an axis: the input gathered along it once for queries, keys and values
       where the stream is cut over it, and one sum, or scatter, after the last product. Attention
@@ -126,11 +130,12 @@ def self_attention(
         parts = (weights.query, weights.key, weights.value)
         q, k, v = projected(x, parts, norm=norm, quantizers=quantizers[0], heads=layout.heads)
     else:
-        of_kv = quantizers[2] if len(quantizers) > 2 else None
         (q,) = projected(
             x, (weights.query,), norm=norm, quantizers=quantizers[0], heads=layout.heads
         )
-        k, v = projected(kv, (weights.key, weights.value), quantizers=of_kv, heads=layout.heads)
+        k, v = projected(
+            kv, (weights.key, weights.value), quantizers=quantizers[2], heads=layout.heads
+        )
     if heads.rope_theta is not None:
         q = rotary(q, heads.rope_theta, tokens.positions)
         k = rotary(k, heads.rope_theta, None if kv is not None else tokens.positions)
@@ -154,7 +159,7 @@ def mlp(
     norm: Norm,
     activation: Any,
     *,
-    layout: Layout = Layout(),
+    layout: Layout = FREE,
     quantizers: Any = None,
 ) -> jax.Array:
     """`so.layer_norm_mlp` of these parameters."""
@@ -184,9 +189,9 @@ def transformer_layer(
     *,
     heads: Heads,
     activation: Any,
-    tokens: Tokens = Tokens(),
-    layout: Layout = Layout(),
-    quantizers: Any = ((None, None), None),
+    tokens: Tokens = NOTHING,
+    layout: Layout = FREE,
+    quantizers: Any = ((None, None, None), None),
 ) -> jax.Array:
     """One layer of a decoder (a causal `heads.mask_kind`) or of an encoder.
 

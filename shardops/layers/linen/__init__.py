@@ -13,14 +13,9 @@ except ImportError as error:
         "pip install 'shardops[flax]'."
     ) from error
 
-from shardops.layers.linen.basic import (
-    Dense,
-    LayerNorm,
-    LayerNormDense,
-    LayerNormMLP,
-    RMSNorm,
-    Softmax,
-)
+from shardops.layers.linen.basic import Dense, LayerNorm, RMSNorm, Softmax
+from shardops.layers.linen.joined import LayerNormDense, LayerNormMLP
+from shardops.layers.linen.parameters import watch
 from shardops.layers.linen.transformer import MultiHeadAttention, TransformerLayer
 
 __all__ = [
@@ -32,4 +27,5 @@ __all__ = [
     "RMSNorm",
     "Softmax",
     "TransformerLayer",
+    "watch",
 ]

@@ -6,13 +6,15 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from shardops.layers import axes, modules
+import shardops as so
+from shardops.layers import axes, modules, states
 from shardops.layers.axes import Layout
 from shardops.layers.projections import Norm, Weights
 
 KERNEL_INIT = nn.initializers.lecun_normal()
 ZEROS = nn.initializers.zeros_init()
 ONES = nn.initializers.ones_init()
+OVERWRITE = "_overwrite_with_gradient"  # the collection that training loops replace by its gradient
 
 
 def current(rules: Any) -> Any:
@@ -64,8 +66,39 @@ def weights_of(module: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]) -
     return Weights(kernel, bias)
 
 
+def quantizers(module: Any, name: str = "quantizers") -> Any:
+    """The quantisers of a product by the module's recipe; their state is a variable, if any."""
+    op, recipe = type(module).__name__, module.recipe
+    fresh = states.fresh(op, recipe)
+    if fresh is None:
+        return states.quantizers(op, recipe, None)
+    if not module.is_initializing() and not module.has_variable(OVERWRITE, name):
+        return states.quantizers(op, recipe, None)
+    return states.quantizers(op, recipe, module.variable(OVERWRITE, name, lambda: fresh).value)
+
+
+def watch(variables: Any, *, overwrite: bool = True) -> Any:
+    """Variables, the cotangents of whose state of delayed scaling are what layers saw.
+
+    Begin the function that is differentiated with it, before loops over microbatches.
+
+        def loss(variables, batch):
+            variables = watch(variables)
+            ...
+
+        gradients = jax.grad(loss)(variables, batch)
+        state = gradients["_overwrite_with_gradient"]  # of the next step
+
+    Args:
+      overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
+    """
+    if OVERWRITE not in variables:
+        return variables
+    return {**variables, OVERWRITE: so.recipes.watch(variables[OVERWRITE], overwrite=overwrite)}
+
+
 class Kernel(nn.Module):
-    """The parameters of a dense layer, for a module that computes with them."""
+    """The parameters and quantisers of a dense layer, for a module that computes with them."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -76,10 +109,11 @@ class Kernel(nn.Module):
     kernel_axes: Any = None
     bias_axes: Any = None
     rules: Any = None
+    recipe: Any = None
 
     @nn.compact
-    def __call__(self) -> Weights:
-        return weights_of(self, self.inputs, self.outputs)
+    def __call__(self) -> tuple[Weights, Any]:
+        return weights_of(self, self.inputs, self.outputs), quantizers(self)
 
 
 class Scale(nn.Module):

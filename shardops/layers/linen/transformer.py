@@ -8,16 +8,19 @@ import jax.numpy as jnp
 
 from shardops.layers import modules
 from shardops.layers.attention import Implementation, MaskKind
-from shardops.layers.linen.basic import MLPParameters
-from shardops.layers.linen.parameters import KERNEL_INIT, Kernel, Scale, layout
+from shardops.layers.linen.joined import MLPParameters
+from shardops.layers.linen.parameters import KERNEL_INIT, Kernel, Scale, layout, quantizers
 from shardops.layers.transformer import NORMS, AttentionWeights, Heads, Tokens
 from shardops.primitives import check
 
 
-def attention_weights(
-    module: Any, heads: Heads, features: int, kv_features: int, out_features: int
-) -> AttentionWeights:
-    """The kernels and biases of a module with the fields of `MultiHeadAttention`."""
+def attention_parameters(
+    module: Any, heads: Heads, features: int, kv_features: int | None, out_features: int
+) -> tuple[AttentionWeights, Any]:
+    """(weights, quantisers) of a module with the fields of `MultiHeadAttention`.
+
+    kv_features: of keys and values made of another input; None: of the same.
+    """
     common = {
         "use_bias": module.use_bias,
         "param_dtype": module.param_dtype,
@@ -28,21 +31,24 @@ def attention_weights(
     keys = (heads.num_kv_heads, heads.head_dim)
 
     def into_heads(name: str, inputs: int, shape: tuple[int, ...], names: Any) -> Any:
-        return Kernel((inputs,), shape, kernel_axes=names, name=name, **common)()
+        return Kernel((inputs,), shape, kernel_axes=names, name=name, **common)()[0]
 
-    return AttentionWeights(
-        into_heads("query", features, queries, modules.QUERY),
-        into_heads("key", kv_features, keys, modules.KEY_VALUE),
-        into_heads("value", kv_features, keys, modules.KEY_VALUE),
-        Kernel(
-            queries,
-            (out_features,),
-            kernel_axes=modules.OUT,
-            bias_axes=modules.VECTOR,
-            name="out",
-            **common,
-        )(),
-    )
+    of_kv = features if kv_features is None else kv_features
+    query = into_heads("query", features, queries, modules.QUERY)
+    key = into_heads("key", of_kv, keys, modules.KEY_VALUE)
+    value = into_heads("value", of_kv, keys, modules.KEY_VALUE)
+    out, of_out = Kernel(
+        queries,
+        (out_features,),
+        kernel_axes=modules.OUT,
+        bias_axes=modules.VECTOR,
+        recipe=module.recipe,
+        name="out",
+        **common,
+    )()
+    into = quantizers(module, "qkv_quantizers")
+    kv_into = None if kv_features is None else quantizers(module, "kv_quantizers")
+    return AttentionWeights(query, key, value, out), (into, of_out, kv_into)
 
 
 class AttentionParameters(nn.Module):
@@ -54,10 +60,11 @@ class AttentionParameters(nn.Module):
     param_dtype: Any = jnp.float32
     kernel_init: Any = KERNEL_INIT
     rules: Any = None
+    recipe: Any = None
 
     @nn.compact
-    def __call__(self) -> AttentionWeights:
-        return attention_weights(self, self.heads, self.features, self.features, self.features)
+    def __call__(self) -> tuple[AttentionWeights, Any]:
+        return attention_parameters(self, self.heads, self.features, None, self.features)
 
 
 class MultiHeadAttention(nn.Module):
@@ -122,16 +129,17 @@ class MultiHeadAttention(nn.Module):
             rope_theta=self.rope_theta,
             implementation=self.implementation,
         )
-        of_kv = features if kv is None else kv.shape[-1]
+        of_kv = None if kv is None else kv.shape[-1]
         out = features if self.out_features is None else self.out_features
+        weights, by_recipe = attention_parameters(self, heads, features, of_kv, out)
         return modules.attend(
             x,
             kv,
-            attention_weights(self, heads, features, of_kv, out),
+            weights,
             heads,
             dtype=self.dtype,
             tokens=Tokens(lengths, mask, positions),
-            quantizers=(None, None),
+            quantizers=by_recipe,
             layout=layout(self.rules),
         )
 
@@ -202,9 +210,11 @@ class TransformerLayer(nn.Module):
         }
         norms = {"epsilon": self.epsilon, "zero_centered_gamma": self.zero_centered_gamma}
         norm = Scale(self.norm, features, name="attention_norm", **norms, **common)()
-        common["kernel_init"] = self.kernel_init
-        of_attention = AttentionParameters(heads, features, name="attention", **common)()
-        mlp_norm, of_mlp = MLPParameters(
+        common |= {"kernel_init": self.kernel_init, "recipe": self.recipe}
+        of_attention, attention_by = AttentionParameters(
+            heads, features, name="attention", **common
+        )()
+        mlp_norm, of_mlp, mlp_by = MLPParameters(
             features,
             self.hidden_features,
             activation=self.activation,
@@ -221,6 +231,6 @@ class TransformerLayer(nn.Module):
             dtype=self.dtype,
             activation=self.activation,
             tokens=Tokens(lengths, mask, positions),
-            quantizers=((None, None), None),
+            quantizers=(attention_by, mlp_by),
             layout=layout(self.rules),
         )

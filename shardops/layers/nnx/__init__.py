@@ -13,14 +13,9 @@ except ImportError as error:
         "pip install 'shardops[flax]'."
     ) from error
 
-from shardops.layers.nnx.basic import (
-    Dense,
-    LayerNorm,
-    LayerNormDense,
-    LayerNormMLP,
-    RMSNorm,
-    Softmax,
-)
+from shardops.layers.nnx.basic import Dense, LayerNorm, RMSNorm, Softmax
+from shardops.layers.nnx.joined import LayerNormDense, LayerNormMLP
+from shardops.layers.nnx.parameters import QuantizerState, watch
 from shardops.layers.nnx.transformer import MultiHeadAttention, TransformerLayer
 
 __all__ = [
@@ -29,7 +24,9 @@ __all__ = [
     "LayerNormDense",
     "LayerNormMLP",
     "MultiHeadAttention",
+    "QuantizerState",
     "RMSNorm",
     "Softmax",
     "TransformerLayer",
+    "watch",
 ]

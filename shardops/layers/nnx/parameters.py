@@ -1,4 +1,4 @@
-"""How the NNX modules keep parameters: Flax's variables, with logical axes as their metadata."""
+"""How the NNX modules keep parameters and state: Flax's variables, logical axes their metadata."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,33 @@ from typing import Any
 from flax import nnx
 from flax.linen import get_logical_axis_rules
 
-from shardops.layers import axes, modules
+import shardops as so
+from shardops.layers import axes, modules, states
 from shardops.layers.axes import Layout, Rules
+
+
+class QuantizerState(nnx.Variable):
+    """The state of delayed scaling of one product: a `DenseQuantizers`."""
+
+
+def watch(model: Any, *, overwrite: bool = True) -> Any:
+    """The same model, the cotangents of whose `QuantizerState` are what its layers saw.
+
+    Begin the function that is differentiated with it, before loops over microbatches.
+
+        def loss(model, batch):
+            model = watch(model)
+            ...
+
+        wrt = nnx.DiffState(0, (nnx.Param, QuantizerState))
+        gradients = nnx.grad(loss, argnums=wrt)(model, batch)
+        nnx.update(model, nnx.filter_state(gradients, QuantizerState))
+
+    Args:
+      overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
+    """
+    graph, state, rest = nnx.split(model, QuantizerState, ...)
+    return nnx.merge(graph, so.recipes.watch(state, overwrite=overwrite), rest)
 
 
 def param(
@@ -42,3 +67,14 @@ class Ruled(nnx.Module):
 
     def _current(self) -> Any:
         return self.rules or get_logical_axis_rules()
+
+
+def state_of(op: str, recipe: Any) -> Any:
+    """A variable for the state of a recipe that has one."""
+    fresh = states.fresh(op, recipe)
+    return nnx.data(None if fresh is None else QuantizerState(fresh))
+
+
+def quantizers(op: str, recipe: Any, state: QuantizerState | None) -> Any:
+    """The quantisers of a product."""
+    return states.quantizers(op, recipe, None if state is None else state.get_value())

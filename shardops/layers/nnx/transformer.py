@@ -9,8 +9,9 @@ from flax import nnx
 from shardops.layers import modules
 from shardops.layers.attention import Implementation, MaskKind
 from shardops.layers.axes import Rules
-from shardops.layers.nnx.basic import KERNEL_INIT, Dense, LayerNormMLP, norm_of
-from shardops.layers.nnx.parameters import Ruled
+from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
+from shardops.layers.nnx.joined import LayerNormMLP
+from shardops.layers.nnx.parameters import Ruled, quantizers, state_of
 from shardops.layers.transformer import AttentionWeights, Heads, Tokens
 
 
@@ -22,7 +23,8 @@ class MultiHeadAttention(Ruled):
     Args:
       num_heads, in_features, qkv_features, out_features, num_kv_heads: as in
         `nnx.MultiHeadAttention`; a head has qkv_features / num_heads features.
-      in_kv_features: features of `kv`; None: in_features.
+      in_kv_features: features of `kv`; None: in_features. With a recipe that has state, given
+        where calls have `kv`.
       mask_kind: "none" | "causal" | "padding" | "padding_causal".
       rope_theta: base of rotary positions; None: none.
       implementation: None | "cudnn" | "softmax": see `attention`.
@@ -85,13 +87,27 @@ class MultiHeadAttention(Ruled):
             axis=(-2, -1),
             kernel_axes=modules.OUT,
             bias_axes=modules.VECTOR,
+            recipe=recipe,
             **common,
         )
+        op = "MultiHeadAttention"
+        self.qkv_quantizers = state_of(op, recipe)
+        self.kv_quantizers = state_of(op, None if in_kv_features is None else recipe)
 
     def weights(self) -> AttentionWeights:
         """Its kernels and biases as they are kept."""
         layers = (self.query, self.key, self.value, self.out)
         return AttentionWeights(*(layer.weights() for layer in layers))
+
+    def by_recipe(self, cross: bool = False) -> Any:
+        """The quantisers of the products: into heads, out of them, and of kv where it is given.
+
+        Raises: ValueError where one of them has no state.
+        """
+        op = "MultiHeadAttention"
+        into = quantizers(op, self.recipe, self.qkv_quantizers)
+        of_kv = quantizers(op, self.recipe, self.kv_quantizers) if cross else None
+        return into, self.out.by_recipe(), of_kv
 
     def __call__(
         self,
@@ -116,7 +132,7 @@ class MultiHeadAttention(Ruled):
             self.heads,
             dtype=self.dtype,
             tokens=Tokens(lengths, mask, positions),
-            quantizers=(None, None),
+            quantizers=self.by_recipe(kv is not None),
             layout=self.layout(),
         )
 
@@ -175,11 +191,11 @@ class TransformerLayer(Ruled):
             rope_theta=rope_theta,
             implementation=implementation,
         )
-        self.dtype, self.recipe = dtype, recipe
+        self.dtype = dtype
         common = {"use_bias": use_bias, "param_dtype": param_dtype, "rules": rules, "rngs": rngs}
         norms = {"epsilon": epsilon, "zero_centered_gamma": zero_centered_gamma}
         self.attention_norm = norm_of(norm, features, "TransformerLayer", **norms, **common)
-        common["kernel_init"] = kernel_init
+        common |= {"kernel_init": kernel_init, "recipe": recipe}
         self.attention = MultiHeadAttention(
             num_heads,
             features,
@@ -211,6 +227,6 @@ class TransformerLayer(Ruled):
             dtype=self.dtype,
             activation=self.mlp.activation,
             tokens=Tokens(lengths, mask, positions),
-            quantizers=((None, None), None),
+            quantizers=(self.attention.by_recipe(), self.mlp.by_recipe()),
             layout=self.layout(),
         )
