@@ -13,7 +13,7 @@ once, and its cotangent scattered once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ class Norm:
 
     gamma: jax.Array
     beta: jax.Array | None = None
-    norm: str = "rms_norm"
+    norm: Literal["layer_norm", "rms_norm"] = "rms_norm"
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False
 

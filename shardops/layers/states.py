@@ -10,18 +10,18 @@ from typing import Any
 import jax
 
 from shardops.errors import wrong
-from shardops.quantizer import DenseQuantizers, Quantizer
+from shardops.quantizer import Quantizer
 
 _ROLES = ("input", "kernel", "gradient")
 
 
-def fresh(op: str, recipe: Any) -> DenseQuantizers | None:
+def fresh(op: str, recipe: Any) -> Any:
     """State before the first step; None where there is no recipe, or one without state."""
     made = _made(op, recipe)
     return made if made is not None and jax.tree.leaves(made) else None
 
 
-def quantizers(op: str, recipe: Any, state: Any) -> DenseQuantizers | None:
+def quantizers(op: str, recipe: Any, state: Any) -> Any:
     """The quantisers of one product: state as it is kept or watched, or those of the recipe.
 
     Raises: TypeError for a recipe that is none; ValueError where state is missing, or is that of
@@ -30,7 +30,7 @@ def quantizers(op: str, recipe: Any, state: Any) -> DenseQuantizers | None:
     made = _made(op, recipe)
     if made is None or not jax.tree.leaves(made):
         return made
-    if not isinstance(state, DenseQuantizers):
+    if not isinstance(state, type(made)):
         got = "missing" if state is None else f"a {type(state).__name__}"
         fix = (
             "Initialise the module with this recipe, and pass its state along with the parameters."
@@ -46,7 +46,7 @@ def quantizers(op: str, recipe: Any, state: Any) -> DenseQuantizers | None:
     return state
 
 
-def _made(op: str, recipe: Any) -> DenseQuantizers | None:
+def _made(op: str, recipe: Any) -> Any:
     if recipe is None:
         return None
     if not hasattr(recipe, "dense_quantizers"):
