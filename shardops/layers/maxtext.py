@@ -28,7 +28,7 @@ class Quantization:
     needs_apply_rngs: ClassVar[bool] = False
 
     def dot_general_cls(self, mesh_axes: tuple[str, ...] = ()) -> Any:
-        """What makes the module of one dense layer. Operands say how they are sharded themselves."""
+        """What makes the module of one dense layer. Operands say themselves how they lie."""
         del mesh_axes
         return functools.partial(DotGeneral, recipe=self.recipe)
 

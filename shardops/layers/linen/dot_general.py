@@ -17,7 +17,7 @@ class DotGeneral(nn.Module):
         nn.Dense(8, dot_general_cls=functools.partial(DotGeneral, recipe=recipe))
 
     As `shardops.layers.drop_in.DotGeneral`; recipes with state too. That lies in the collection
-    `_overwrite_with_gradient`, an array for each scale and history, and its gradient is the state of
+    `_overwrite_with_gradient`, an array for each scale and history. Its gradient is the state of
     the next step: training loops that replace it by its gradient need no more. So a step calls a
     module once: several microbatches, or a layer that is shared, want the modules of
     `shardops.layers.linen` and their `watch`.

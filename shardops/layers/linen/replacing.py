@@ -61,7 +61,7 @@ def with_shardops(
 
 
 def _multiply_by(module: Any, dot_general: DotGeneral) -> None:
-    """Modules are made anew for each call of the model, and frozen: this one is set as it is used."""
+    """Set on a frozen module as it is used: a call of the model makes its modules anew."""
     if module.dot_general is None and module.dot_general_cls is None:
         object.__setattr__(module, "dot_general", dot_general)
 
