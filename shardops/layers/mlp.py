@@ -8,8 +8,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardops.errors import wrong
 from shardops.layers.activations import Activation, Gated, check_gated, gated
 from shardops.layers.dense import Dims, linear
-from shardops.layers.norm_dense import Norm, normalised
+from shardops.layers.norm_dense import Norm
+from shardops.layers.operands import Input, normed
+from shardops.layers.quantized import check_quantizers
+from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding
+from shardops.quantizer import DenseQuantizers
 
 
 def layer_norm_mlp(
@@ -24,44 +28,64 @@ def layer_norm_mlp(
     zero_centered_gamma: bool = False,
     activation: Activation | Gated | None = "gelu",
     batch_dims: Dims = ((), ()),
-    quantizers: Any = None,
+    quantizers: tuple[DenseQuantizers, DenseQuantizers] | None = None,
     out_dtype: Any = None,
     hidden_sharding: OutSharding = None,
     out_sharding: OutSharding = None,
+    input_sharding: PartitionSpec | None = None,
     precise_accumulation: bool = False,
 ) -> jax.Array:
     """Normalise, widen, activate and narrow."""
     name = "layer_norm_mlp"
     single, pair = check_gated(name, activation)
-    normed = normalised(
-        name, x, gamma, beta, norm=norm, epsilon=epsilon, zero_centered_gamma=zero_centered_gamma
-    )
+    x, gamma, beta = check.arrays(name, x=x, gamma=gamma, beta=beta)
+    norm_options: dict[str, Any] = {
+        "epsilon": epsilon,
+        "zero_centered_gamma": zero_centered_gamma,
+    }
+    given = normed(name, x, gamma, beta, norm, norm_options)
     _check_kernels(name, x, kernels, biases, pair is not None)
+    first, second = _pair_of_quantizers(name, quantizers)
     options: dict[str, Any] = {
         "batch_dims": batch_dims,
         "precise_accumulation": precise_accumulation,
     }
     hidden = linear(
         name,
-        normed,
+        given,
         kernels[0],
         biases[0],
-        quantizers=quantizers,
         activation=single,
+        quantizers=first,
         out_sharding=_with_pair(hidden_sharding, x.ndim) if pair else hidden_sharding,
+        input_sharding=input_sharding,
+        grouped=pair is not None,
         **options,
     )
     if pair is not None:
         hidden = gated(pair, hidden)
     return linear(
         name,
-        hidden,
+        Input(hidden),
         kernels[1],
         biases[1],
+        quantizers=second,
         out_dtype=out_dtype,
         out_sharding=out_sharding,
         **options,
     )
+
+
+def _pair_of_quantizers(op: str, value: Any) -> tuple[Any, Any]:
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        want = "a pair of DenseQuantizers: of the first and the second product"
+        fix = "Pass two: recipe.dense_quantizers(), recipe.dense_quantizers()."
+        raise TypeError(wrong(op, "quantizers", f"a {type(value).__name__}", want, fix))
+    for i in range(2):
+        check_quantizers(op, f"quantizers[{i}]", value[i])
+    return value[0], value[1]
 
 
 def _with_pair(spec: OutSharding, rank: int) -> OutSharding:
