@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from shardops import array_type
 from shardops.rules.spec import only, to_partition_spec
@@ -66,7 +65,8 @@ def attention(
     mesh = array_type.mesh_of(query)
     if not mesh.explicit_axes:
         return local(*operands)  # on Auto axes JAX partitions it by batch and heads
-    specs = [_split(mesh, array) for array in operands]
+    batch, _, heads, _ = only(array_type.type_spec(query), mesh.explicit_axes)
+    specs = [(batch, (), heads, ())] * 3 + [(batch,)] * (lengths is not None)
     laid_out = [
         array_type.resharded(a, mesh, spec) for a, spec in zip(operands, specs, strict=True)
     ]
@@ -75,13 +75,7 @@ def attention(
         local,
         mesh=mesh,
         in_specs=partitions,
-        out_specs=PartitionSpec(*partitions[0]),
+        out_specs=partitions[0],
         axis_names={*mesh.explicit_axes},
         check_vma=False,  # the call of cuDNN says of no axis that its results vary over it
     )(*laid_out)
-
-
-def _split(mesh: Any, array: jax.Array) -> Any:
-    """The sharding in the type, sequences and features of a head whole."""
-    spec = only(array_type.type_spec(array), mesh.explicit_axes)
-    return tuple(axes if dim in (0, 2) else () for dim, axes in enumerate(spec))

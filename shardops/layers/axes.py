@@ -15,7 +15,7 @@ Rules are pairs, as in Flax: (name, axis of the mesh | tuple of axes | None).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -39,16 +39,26 @@ class Layout:
       stream: [batch, sequence, embed], between the products of a layer.
       heads: [batch, sequence, heads, head_dim], in attention.
       hidden: [batch, sequence, mlp], in the MLP.
+      gathered: [batch, sequence, embed], what the products into heads and hidden features read,
+        gathered once for both passes: a value of its own, which `checkpoint_policies.save_gathered`
+        keeps. None: each pass gathers it for itself. On meshes of Explicit axes alone.
     """
 
     stream: PartitionSpec | None = None
     heads: PartitionSpec | None = None
     hidden: PartitionSpec | None = None
+    gathered: PartitionSpec | None = None
 
     @classmethod
     def of(cls, rules: Rules) -> "Layout":
         """The layout that rules give, on the axes of the ambient mesh that are not manual."""
         return cls(on_mesh(STREAM, rules), on_mesh(HEADS, rules), on_mesh(HIDDEN, rules))
+
+    def gathering(self) -> "Layout":
+        """The same, with inputs of products gathered once along the sequence for both passes."""
+        if self.stream is None:
+            return self
+        return replace(self, gathered=PartitionSpec(*self.stream[:1], None, None))
 
 
 def resolve(names: Names, rules: Rules) -> PartitionSpec:

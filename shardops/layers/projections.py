@@ -50,6 +50,7 @@ def projected(
     norm: Norm | None = None,
     quantizers: Any = None,
     heads: PartitionSpec | None = None,
+    gathered: PartitionSpec | None = None,
 ) -> list[jax.Array]:
     """Multiply x by several kernels with heads, all at once.
 
@@ -60,6 +61,7 @@ def projected(
       norm: applied to x first.
       quantizers: of one product, as for `so.dense`.
       heads: sharding of [batch, length, heads, head_dim].
+      gathered: as in `Layout`.
     Returns: of each part [batch, length, heads, head_dim]. Of a part that has fewer heads than
       devices along the axes of `heads`, each head as often as makes them as many: every device then
       computes the heads that its queries need.
@@ -73,7 +75,15 @@ def projected(
     biases = [part.bias for part in grouped if part.bias is not None]
     bias = jnp.concatenate(biases, axis=1) if biases else None
     sharding = None if heads is None else PartitionSpec(*_padded(heads, 3))
-    out = _product(x, norm, kernel, bias, quantizers, sharding)
+    out = _product(
+        x,
+        norm,
+        kernel,
+        bias=bias,
+        quantizers=quantizers,
+        out_sharding=sharding,
+        input_sharding=gathered,
+    )
     counts = [part.kernel.shape[2] for part in grouped]
     starts = [sum(counts[:i]) for i in range(len(counts))]
     return [
@@ -106,18 +116,15 @@ def joined(
     )
 
 
-def _product(
-    x: jax.Array, norm: Norm | None, kernel: Any, bias: Any, quantizers: Any, sharding: Any
-) -> jax.Array:
-    options = {"batch_dims": ((0,), ()), "quantizers": quantizers, "out_sharding": sharding}
+def _product(x: jax.Array, norm: Norm | None, kernel: Any, **options: Any) -> jax.Array:
+    options["batch_dims"] = ((0,), ())
     if norm is None:
-        return so.dense(x, kernel, bias, **options)
+        return so.dense(x, kernel, **options)
     return so.layer_norm_dense(
         x,
         norm.gamma,
         kernel,
         beta=norm.beta,
-        bias=bias,
         norm=norm.norm,
         epsilon=norm.epsilon,
         zero_centered_gamma=norm.zero_centered_gamma,

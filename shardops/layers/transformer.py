@@ -128,7 +128,8 @@ def self_attention(
     """
     if kv is None:
         parts = (weights.query, weights.key, weights.value)
-        q, k, v = projected(x, parts, norm=norm, quantizers=quantizers[0], heads=layout.heads)
+        options = {"quantizers": quantizers[0], "heads": layout.heads, "gathered": layout.gathered}
+        q, k, v = projected(x, parts, norm=norm, **options)
     else:
         (q,) = projected(
             x, (weights.query,), norm=norm, quantizers=quantizers[0], heads=layout.heads
@@ -177,6 +178,7 @@ def mlp(
         quantizers=quantizers,
         hidden_sharding=layout.hidden,
         out_sharding=layout.stream,
+        input_sharding=layout.gathered,
     )
 
 
@@ -203,7 +205,8 @@ def transformer_layer(
     Returns: [batch, length, d].
     Sharding: with a stream cut over the axis of heads and hidden features, 2 all-gathers and 2
       reduce-scatters; backward the same, and one more all-gather for the weight gradient of each
-      product into heads or hidden features, unless its gathered input is kept.
+      product into heads or hidden features, unless its gathered input is kept (`Layout.gathered`).
+      Where tokens are many beside features, products move fewer bytes by gathering a kernel.
     """
     x = x + self_attention(
         x,

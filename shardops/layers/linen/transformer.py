@@ -155,6 +155,9 @@ class TransformerLayer(nn.Module):
       norm: "rms_norm" | "layer_norm".
       activation: of the MLP, as in `so.layer_norm_mlp`.
       use_bias: of the dense layers, and of LayerNorms.
+      keep_gathered: the inputs of products that are gathered along the sequence are values of their
+        own, for both passes; inside `jax.checkpoint` the policy `save_gathered` keeps them. On
+        meshes of Explicit axes alone.
       The others: as in `MultiHeadAttention`.
     Parameters: attention_norm.scale, attention.query.kernel, .key, .value, .out, mlp.norm.scale,
     mlp.up.kernel, mlp.down.kernel, and biases.
@@ -175,6 +178,7 @@ class TransformerLayer(nn.Module):
     rope_theta: float | None = None
     implementation: Implementation = None
     use_bias: bool = False
+    keep_gathered: bool = False
     dtype: Any = None
     param_dtype: Any = jnp.float32
     kernel_init: Any = KERNEL_INIT
@@ -223,6 +227,7 @@ class TransformerLayer(nn.Module):
             **norms,
             **common,
         )()
+        lies = layout(self.rules)
         return modules.layer(
             x,
             (norm, mlp_norm),
@@ -232,5 +237,5 @@ class TransformerLayer(nn.Module):
             activation=self.activation,
             tokens=Tokens(lengths, mask, positions),
             quantizers=(attention_by, mlp_by),
-            layout=layout(self.rules),
+            layout=lies.gathering() if self.keep_gathered else lies,
         )

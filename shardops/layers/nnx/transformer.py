@@ -149,6 +149,9 @@ class TransformerLayer(Ruled):
       norm: "rms_norm" | "layer_norm".
       activation: of the MLP, as in `so.layer_norm_mlp`.
       use_bias: of the dense layers, and of LayerNorms.
+      keep_gathered: the inputs of products that are gathered along the sequence are values of their
+        own, for both passes; inside `jax.checkpoint` the policy `save_gathered` keeps them. On
+        meshes of Explicit axes alone.
       The others: as in `MultiHeadAttention`.
     Parameters: attention_norm.scale, attention.query.kernel, .key, .value, .out, mlp.norm.scale,
     mlp.up.kernel, mlp.down.kernel, and biases.
@@ -173,6 +176,7 @@ class TransformerLayer(Ruled):
         rope_theta: float | None = None,
         implementation: Implementation = None,
         use_bias: bool = False,
+        keep_gathered: bool = False,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         kernel_init: Any = KERNEL_INIT,
@@ -191,7 +195,7 @@ class TransformerLayer(Ruled):
             rope_theta=rope_theta,
             implementation=implementation,
         )
-        self.dtype = dtype
+        self.dtype, self.keep_gathered = dtype, keep_gathered
         common = {"use_bias": use_bias, "param_dtype": param_dtype, "rules": rules, "rngs": rngs}
         norms = {"epsilon": epsilon, "zero_centered_gamma": zero_centered_gamma}
         self.attention_norm = norm_of(norm, features, "TransformerLayer", **norms, **common)
@@ -219,6 +223,7 @@ class TransformerLayer(Ruled):
         positions: jax.Array | None = None,
     ) -> jax.Array:
         """One layer of x [batch, length, features]. Arguments as in `MultiHeadAttention`."""
+        layout = self.layout()
         return modules.layer(
             x,
             (self.attention_norm.norm(), self.mlp.norm.norm()),
@@ -228,5 +233,5 @@ class TransformerLayer(Ruled):
             activation=self.mlp.activation,
             tokens=Tokens(lengths, mask, positions),
             quantizers=(self.attention.by_recipe(), self.mlp.by_recipe()),
-            layout=self.layout(),
+            layout=layout.gathering() if self.keep_gathered else layout,
         )
