@@ -183,7 +183,7 @@ def test_a_policy_saves_the_products_of_layers(rng):
     assert saved is None or saved < products(None)
 
 
-# ---- 40: no mesh, logical axes --------------------------------------------------------------------
+# ---- 40: no mesh, logical axes ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("framework", ["nnx", "linen"])
