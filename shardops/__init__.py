@@ -12,10 +12,11 @@ from shardops.primitives.norm import layer_norm, rms_norm
 from shardops.primitives.quantize import quantize
 from shardops.primitives.scaled import ScaledArray, ScalingMode
 from shardops.primitives.softmax import softmax
-from shardops.quantizer import Quantizer
+from shardops.quantizer import DenseQuantizers, Quantizer
 from shardops.version import __version__
 
 __all__ = [
+    "DenseQuantizers",
     "KernelUnavailableError",
     "Quantizer",
     "Report",
