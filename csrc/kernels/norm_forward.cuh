@@ -113,8 +113,10 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     if (active) Slice::store_each<true, kStream>(h + offset, values);
 #endif
 
+    // Branches between the passes of LayerNorm: without them ptxas keeps unpacked what it need not.
     const auto squares_about = [&](float centre) {
       float total = 0.0f;
+      if (LAYER && !active) return total;
 #pragma unroll
       for (int i = 0; i < Slice::kCount; ++i) {
         values[i].forget();
@@ -131,10 +133,12 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     float mean;
     float squares;
     float sum = 0.0f;
+    if (active) {
 #pragma unroll
-    for (int i = 0; i < Slice::kCount; ++i) {
+      for (int i = 0; i < Slice::kCount; ++i) {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
+        for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
+      }
     }
     statistics(sum, squares_about, mean, squares);
 #else
@@ -143,9 +147,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     statistics(sums);
     const float squares = sums[0];
 #endif
-    const float variance = squares * (1.0f / kCols) + epsilon;
-    // ptxas moves loads past the cheaper root, which takes LayerNorm more registers than it has.
-    const float rstd = LAYER ? 1.0f / sqrtf(variance) : inverse_root(variance);
+    const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
     if (active && threadIdx.x == 0) {
 #if LAYER
       mean_out[row] = mean;
