@@ -58,7 +58,7 @@ def run(of, params, x, cotangent, out=None, **tokens):
 @pytest.mark.parametrize("model", [LLAMA, BIASED], ids=["llama", "biased"])
 def test_layer_without_a_mesh(rng, framework, model, dtype):
     of = layer(framework, model, use_bias=model is BIASED)
-    params, x, cotangent = arrays(rng, of, dtype)
+    params, x, cotangent = arrays(rng, of, dtype, batch=1)
     wanted = plain.in_float64(lambda p, x: plain.layer(p, x, model), cotangent, params, x)
     check(run(of, params, x, cotangent), wanted)
 
@@ -82,8 +82,8 @@ def test_layer_on_a_mesh(rng, preset, kind, framework):
     model = BIASED if preset in ("tp", "dp") else LLAMA
     rules = PRESETS[preset]()
     of = layer(framework, model, use_bias=model is BIASED, rules=rules)
-    dtype = "bfloat16" if framework == "linen" else "float32"
-    params, x, cotangent = arrays(rng, of, dtype, batch=8)
+    dtype = "bfloat16" if (preset, framework) == ("tp+sp", "linen") else "float32"
+    params, x, cotangent = arrays(rng, of, dtype, batch=8 if "tp" not in preset else B)
     wanted = plain.in_float64(lambda p, x: plain.layer(p, x, model), cotangent, params, x)
     with meshes.entered(kind, MESHES[preset]) as mesh:
         at = stream(mesh, rules)
