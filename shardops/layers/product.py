@@ -17,7 +17,7 @@ from shardops.primitives import check
 from shardops.primitives import gemm as gemms
 from shardops.primitives.gemm import OutSharding
 from shardops.primitives.gemm_op import GemmOp
-from shardops.primitives.gemm_scaled import ScaledGemmOp, along_contraction, plain_arrays
+from shardops.primitives.gemm_scaled import along_contraction, arrays_of, product_with
 from shardops.primitives.gemm_scaled_local import Scaled
 
 
@@ -60,7 +60,7 @@ def forward(
     """
     out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
     op, lhs, rhs = along_contraction(op, lhs, rhs)
-    operands = plain_arrays(lhs, rhs)
+    operands = [*arrays_of(lhs), *arrays_of(rhs)]
     mesh = array_type.mesh_of(*operands)
     wanted = check.out_sharding(op.name, out_sharding, out_shape, mesh)
     after = [name for name in ("bias", "activation") if getattr(op, name)]
@@ -71,9 +71,8 @@ def forward(
         open_dims=check.open_dims(out_sharding),
         save=op.activation is not None,
     )
-    scaled = ScaledGemmOp(op, Scaled.of(lhs), Scaled.of(rhs))
+    run = product_with(op, Scaled.of(lhs), Scaled.of(rhs))
     matched = routing.match_varying(*operands, *([] if bias is None else [bias]))
-    run = scaled if scaled.lhs or scaled.rhs else op
     results = routing.run(run, matched, (wanted,) * (1 + op.save))
     if wanted is not None:
         with jax.named_scope(op.scope):
