@@ -26,7 +26,5 @@ inline void raise_shared(int* largest, int value) {
   if (value > *largest) *largest = value;
 }
 inline unsigned seen_so_far(const unsigned* largest) { return *largest; }
-inline void fetch_word(uint4* to, const void* from) {
-  std::memcpy(to, from, sizeof(*to));
-}
+inline void fetch_word(uint4* to, const void* from) { std::memcpy(to, from, sizeof(*to)); }
 inline void wait_for_words() {}
