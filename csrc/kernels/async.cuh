@@ -135,16 +135,16 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// The same in two parts, by whole warps. `cluster_arrive` orders nothing, `cluster_publish` what
-// the warp wrote before.
+// The same in two parts, for warps whose threads may come apart from each other. `cluster_arrive`
+// orders nothing, `cluster_publish` what the thread wrote before.
 __device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_publish() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 __device__ __forceinline__ unsigned address_at_rank(Shared mine, unsigned rank) {
