@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardops.errors import wrong
 from shardops.primitives.scaling import TINY, ScalingMode, tensor_scale_inv
@@ -21,7 +22,7 @@ _LARGEST = 2.0**126  # of a scale: the inverse of a larger one is subnormal
     data_fields=("scale_inv", "amax_history"),
     meta_fields=("mode", "format", "layout", "block", "margin", "amax_algorithm"),
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Quantizer:
     """How one tensor is quantised: made by a recipe of `so.recipes`, used by `so.quantize`.
 
@@ -48,6 +49,16 @@ class Quantizer:
     scale_inv: jax.Array | None = None
     amax_history: jax.Array | None = None
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same statics and the same numbers as their state."""
+        if not isinstance(other, Quantizer):
+            return NotImplemented
+        (one, statics), (two, others) = jax.tree.flatten(self), jax.tree.flatten(other)
+        return statics == others and all(map(_same, one, two))
+
+    def __hash__(self) -> int:
+        return hash(jax.tree.structure(self))
+
     @property
     def scale(self) -> jax.Array | None:
         """1 / scale_inv: what values are multiplied by. None where the mode has no state."""
@@ -73,6 +84,9 @@ class Quantizer:
         if amax is None:
             fix = "Pass `scaled.amax` of what it quantised."
             raise TypeError(wrong("update", "amax", "None", "an array", fix))
+        if not _is_real(amax):
+            fix = "Pass `scaled.amax` of what it quantised."
+            raise TypeError(wrong("update", "amax", f"a {type(amax).__name__}", "a number", fix))
         if jnp.shape(amax) != ():
             fix = "Take its maximum first: one scale serves the tensor."
             got = f"of shape {jnp.shape(amax)}"
@@ -87,6 +101,20 @@ class Quantizer:
             known & (asked >= TINY), jnp.clip(scale_inv, TINY, _LARGEST), self.scale_inv
         )
         return replace(self, scale_inv=scale_inv, amax_history=history)
+
+
+def _is_real(value: Any) -> bool:
+    """Whether it is an array of real numbers, or one number."""
+    known = isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
+    kinds = (jnp.floating, jnp.integer)
+    return known and any(jnp.issubdtype(jnp.result_type(value), kind) for kind in kinds)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Numbers, or their types where a quantiser has these in their place."""
+    if isinstance(one, jax.Array | np.ndarray) and isinstance(other, jax.Array | np.ndarray):
+        return one is other or bool(jnp.array_equal(one, other, equal_nan=True))
+    return one is other or bool(one == other)
 
 
 def delayed(

@@ -138,11 +138,14 @@ def test_scaled_gemm_inside_shard_map_and_vmap(rng, mode):
     assert_shards_close(both[1], want, reduced=K)
 
 
-def test_scaled_gemm_refuses_a_derivative_and_other_ops():
+def test_scaled_gemm_refuses_other_ops_sizes_and_stacks():
     scaled = quantize_reference(jnp.ones((32, 32)), so.ScalingMode.TENSOR_CURRENT)
-    with pytest.raises(NotImplementedError, match="gemm: lhs or rhs is a ScaledArray"):
-        jax.grad(lambda x: so.gemm(x, scaled).sum())(jnp.ones((4, 32)))
-    with pytest.raises(NotImplementedError, match="gemm alone takes scaled ones"):
+    with pytest.raises(NotImplementedError, match="products alone take scaled ones"):
         so.rms_norm(scaled, jnp.ones(32))
     with pytest.raises(ValueError, match="equal sizes"):
         so.gemm(scaled, jnp.ones((16, 4)))
+    stack = jax.tree.map(lambda a: jnp.stack([a, a]), scaled)
+    with pytest.raises(ValueError, match=r"gemm: rhs is a stack of .*jax.vmap\(so.gemm\)"):
+        so.gemm(jnp.ones((4, 2)), stack)
+    with pytest.raises(ValueError, match="gemm: lhs is a ScaledArray without data"):
+        so.gemm(jax.tree.map(lambda _: None, scaled), jnp.ones((32, 4)))

@@ -2,8 +2,9 @@
 //
 // Layout: an array [entries, groups, rows, cols]. Results as it lies: data like it, scales
 // [entries, groups, rows, ceil(cols / block)]. Turned: data [entries, cols, groups, rows], scales
-// [entries, cols, groups, ceil(rows / block)]; blocks lie along the last dim of either. A square
-// has one scale for both, [.., rows / 128, cols / 128] or turned. Tiles do not reach over a group.
+// [entries, cols, groups, ceil(rows / block)]; blocks lie along the last dim of either, which comes
+// first with BLOCKS_FIRST. A square has one scale for both, [.., rows / 128, cols / 128] or turned.
+// Tiles do not reach over a group.
 // Threads: 256, each with 8 rows x 8 columns of the tile: sub-tile (down, across) of 16 x 16. Data
 // as they lie leave from registers, 8 bytes a row; turned ones through shared memory, 128 bytes of
 // a column at once.

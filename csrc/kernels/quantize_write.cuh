@@ -34,6 +34,26 @@ __device__ __forceinline__ void write_square_scale(const Shape& shape, const Til
   }
 }
 
+// Where the scale of a block lies, of `rows` rows of `blocks`.
+__device__ __forceinline__ long long scale_at(long long row, long long rows, long long block,
+                                              long long blocks) {
+  return BLOCKS_FIRST ? block * rows + row : row * blocks + block;
+}
+__device__ __forceinline__ Scale* row_scale_at(const Shape& shape, const Tile& tile,
+                                               const Written& written, int row, int block) {
+  const long long at =
+      scale_at(tile.row_at(shape, row), shape.groups * shape.rows, tile.first_col / kBlock + block,
+               (shape.cols + kBlock - 1) / kBlock);
+  return written.scales + at;
+}
+__device__ __forceinline__ Scale* column_scale_at(const Shape& shape, const Tile& tile,
+                                                  const Written& written, int col, int block) {
+  const long long at =
+      scale_at(tile.column_at(shape, shape.cols, tile.first_col + col), shape.cols * shape.groups,
+               tile.first_row / kBlock + block, (shape.rows + kBlock - 1) / kBlock);
+  return written.turned_scales + at;
+}
+
 // What the thread's rows and columns are multiplied by.
 struct Factors {
   float rows[kEdge];
@@ -70,16 +90,15 @@ __device__ __forceinline__ void find_scales(const Values& values, const Shape& s
   int rows[kEdge], columns[kEdge];
   find_keys(values, rows, columns);
   if constexpr (kRows) {
-    const long long scales_of_row = (shape.cols + kBlock - 1) / kBlock;
-    Scale* scale =
-        written.scales + tile.row_at(shape, row) * scales_of_row + (tile.first_col + col) / kBlock;
+    const long long apart = BLOCKS_FIRST ? 1 : (shape.cols + kBlock - 1) / kBlock;
+    Scale* scale = row_scale_at(shape, tile, written, row, col / kBlock);
     const bool writes = col % kBlock == 0 && col < tile.cols;
 #pragma unroll
     for (int i = 0; i < kEdge; ++i) {
       const Scaling<Scale> scaling(rows[i]);
       factors.rows[i] = scaling.factor;
       if (writes && row + i < tile.rows) *scale = scaling.written;
-      advance(scale, scales_of_row);
+      advance(scale, apart);
     }
   }
   if constexpr (kColumns) {
@@ -102,12 +121,11 @@ __device__ __forceinline__ void find_scales(const Values& values, const Shape& s
 }
 
 __device__ __forceinline__ void write_column_scales(const Shape& shape, const Tile& tile,
-                                                    Scale* scales, const TileBuffers& shared) {
+                                                    const Written& written,
+                                                    const TileBuffers& shared) {
   const int col = threadIdx.x;
   if (col >= tile.cols) return;
-  const long long scales_of_column = (shape.rows + kBlock - 1) / kBlock;
-  Scale* to = scales + tile.column_at(shape, shape.cols, tile.first_col + col) * scales_of_column +
-              tile.first_row / kBlock;
+  Scale* to = column_scale_at(shape, tile, written, col, 0);
   constexpr int kCount = kTile / kBlock;
   if (kCount == 4 && tile.rows == kTile && reinterpret_cast<unsigned long long>(to) % 4 == 0) {
     *reinterpret_cast<unsigned*>(to) =
@@ -219,7 +237,7 @@ __device__ __forceinline__ void quantize_tile(Values& values, const Shape& shape
   if constexpr (kColumns || kAmax) __syncthreads();
   if constexpr (kColumns) write_turned(shape, tile, written.turned, shared);
   if constexpr (kColumns && kBlocks) {
-    write_column_scales(shape, tile, written.turned_scales, shared);
+    write_column_scales(shape, tile, written, shared);
   }
   if (kAmax && threadIdx.x == 0) report(amax, seen, shared.key);
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shardops.explaining.products import Gradient
 from shardops.op import Op, Shapes
 from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.gemm_scaled import ScaledGemmOp
 from shardops.primitives.norm_op import NormBackward, NormForward
 from shardops.primitives.quantize_op import MagnitudesOp, QuantizeOp
 from shardops.primitives.quantize_op import result_shapes as quantised_shapes
@@ -48,6 +49,8 @@ def names(
     """
     if isinstance(op, GemmOp):
         operands, results = _of_product(op, shapes, gradient, letters)
+    elif isinstance(op, ScaledGemmOp):
+        operands, results = _of_scaled_product(op, shapes, gradient, letters)
     elif isinstance(op, NormForward | NormBackward):
         operands, results = _of_norm(op, shapes)
     elif isinstance(op, RowSumOp):
@@ -110,6 +113,21 @@ def _of_product(
         operands.append(Array("add", out))
     results = [Array(result, out)] + [Array("pre-activation", out)] * op.save
     return operands, results
+
+
+def _of_scaled_product(
+    op: ScaledGemmOp, shapes: Shapes, gradient: Gradient, letters: tuple[Dims, Dims] | None
+) -> Arrays:
+    """Scales beside their operand; their dims count blocks."""
+    lhs, rhs, rest = op.sides(shapes)
+    whole = (lhs[0], rhs[0], *rest)
+    (of_lhs, of_rhs, *others), results = _of_product(op.product, whole, gradient, letters)
+    operands = []
+    for data, scales in ((of_lhs, lhs[1:]), (of_rhs, rhs[1:])):
+        operands.append(data)
+        blocks = tuple(f"{d} blocks" for d in data.dims)
+        operands += [Array(f"{data.name} scales", blocks[: len(shape)]) for shape in scales]
+    return [*operands, *others], results
 
 
 def _fill(target: list[str], at: Sequence[int], prefix: str) -> None:

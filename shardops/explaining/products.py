@@ -6,6 +6,7 @@ from typing import Literal
 from shardops.op import Placement
 from shardops.primitives.gemm_grad import GemmGradOp
 from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.gemm_scaled import ScaledGemmOp
 from shardops.recording import Record
 from shardops.rules.gemm_dims import GemmPlan
 from shardops.rules.spec import Spec
@@ -29,33 +30,51 @@ def parts(record: Record) -> tuple[Part, ...]:
     op, plan = record.op, record.placement.plan
     if not isinstance(op, GemmGradOp) or plan is None:
         return (Part(record),)
-    dz, lhs, rhs = record.offered
+    dz, (lhs, *_), (rhs, *_) = op.sides(record.offered)
+    of_dz, of_lhs, of_rhs = op.sides(range(len(op.operands)))
     ways = plan.of_dz if plan.lhs_first else plan.of_dz[::-1]
     need = plan.to_rhs.rhs if plan.lhs_first else plan.to_lhs.lhs
     second = ways[1][0].before if ways[1] else need
     by_lhs, by_rhs = (dz, second) if plan.lhs_first else (second, dz)
-    to_lhs = Part(_product(record, op.to_lhs, plan.to_lhs, (0, 2), (by_lhs, rhs), 0), "lhs")
-    to_rhs = Part(_product(record, op.to_rhs, plan.to_rhs, (1, 0), (lhs, by_rhs), 1), "rhs")
+    products = op.products
+    to_lhs = Part(
+        _product(record, products[0], plan.to_lhs, ((of_dz,), of_rhs), (by_lhs, rhs), 0), "lhs"
+    )
+    to_rhs = Part(
+        _product(record, products[1], plan.to_rhs, (of_lhs, (of_dz,)), (lhs, by_rhs), 1), "rhs"
+    )
     return (to_lhs, to_rhs) if plan.lhs_first else (to_rhs, to_lhs)
 
 
 def _product(
     record: Record,
-    op: GemmOp,
+    op: GemmOp | ScaledGemmOp,
     plan: GemmPlan,
-    operands: tuple[int, int],
+    operands: tuple[tuple[int, ...], tuple[int, ...]],
     offered: tuple[Spec, Spec],
     result: int,
 ) -> Record:
-    """One of the products. `operands`, `result`: which of the record's they are."""
-    moves = plan.of("lhs") + plan.of("rhs")
-    placement = Placement((plan.lhs, plan.rhs), (plan.out,), plan, plan.of("out"), moves)
+    """One of the products.
+
+    Args:
+      operands: which of the record's belong to its lhs and to its rhs: data, scales.
+      offered: where its lhs and its rhs are.
+      result: which of the record's is its own.
+    """
+    whole = record.placement
+    moves, specs, used = plan.of("lhs") + plan.of("rhs"), [], []
+    for numbers, spec, data in zip(operands, offered, (plan.lhs, plan.rhs), strict=True):
+        specs += [spec, *(record.offered[n] for n in numbers[1:])]
+        used += [data, *(whole.operands[n] for n in numbers[1:])]
+        scales = {record.op.operands[n] for n in numbers[1:]}
+        moves += tuple(step for step in whole.moves if step.array in scales)
+    every = [n for numbers in operands for n in numbers]
     return replace(
         record,
         op=op,
-        shapes=tuple(record.shapes[n] for n in operands),
-        dtypes=tuple(record.dtypes[n] for n in operands),
-        offered=offered,
+        shapes=tuple(record.shapes[n] for n in every),
+        dtypes=tuple(record.dtypes[n] for n in every),
+        offered=tuple(specs),
         wanted=record.wanted[result : result + 1],
-        placement=placement,
+        placement=Placement(tuple(used), (plan.out,), plan, plan.of("out"), moves),
     )

@@ -53,13 +53,18 @@ def call(
     operands: Sequence[jax.Array],
     results: Sequence[jax.ShapeDtypeStruct],
     scalars: Sequence[np.generic] = (),
+    layouts: Sequence[Sequence[int] | None] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Launches a kernel whose parameters are the operands, the results, the scalars, in order."""
+    """Launches a kernel whose parameters are the operands, the results, the scalars, in order.
+
+    Args:
+      layouts: of the results, where they are not row-major: dims from major to minor.
+    """
     library.core()  # registers the custom call's target
     kernel = launch.kernel
     cubin = compile.cubin(kernel.file, kernel.name, kernel.constants, target.current_target().arch)
     packed = b"".join(scalar.tobytes() for scalar in scalars)
-    outputs = jax.ffi.ffi_call(_TARGET_NAME, tuple(results))(
+    outputs = jax.ffi.ffi_call(_TARGET_NAME, tuple(results), output_layouts=layouts)(
         *operands,
         cubin=np.frombuffer(cubin, np.uint8),
         name=kernel.name,

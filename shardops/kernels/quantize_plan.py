@@ -3,6 +3,7 @@
 Kernels are made for types and what is written, not for a shape: lengths are arguments.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +19,7 @@ FORMAT_CODES = {"float8_e4m3fn": 0, "float8_e5m2": 1}
 SCALE_CODES = {"tensor": 0, "row128": 1, "square": 2, "row32": 3}
 
 Scales = Literal["tensor", "row128", "square", "row32"]
+Dims = tuple[int, ...]
 
 # `Shape` of csrc/kernels/quantize_tile.cuh.
 SHAPE = np.dtype(
@@ -45,6 +47,8 @@ class QuantizeProblem:
       as_rows, as_columns: what is written.
       amax: the largest magnitude of an entry is a result.
       again: x was read before.
+      blocks_first: scales of 1 x 128 lie by blocks, then by rows, as cuBLASLt reads them; of one
+        entry alone.
     """
 
     entries: int
@@ -58,6 +62,7 @@ class QuantizeProblem:
     as_columns: bool = False
     amax: bool = False
     again: bool = False
+    blocks_first: bool = False
 
     @property
     def block(self) -> int:
@@ -86,10 +91,15 @@ def joined(problem: QuantizeProblem) -> QuantizeProblem:
 
 
 def arranged(problem: QuantizeProblem) -> QuantizeProblem:
-    """`joined`; and rows alone are one stream of elements, cut into rows as short as tiles."""
+    """`joined`; and rows alone are one stream of elements, cut into rows as short as tiles.
+
+    Where tiles are full of rows, scales of 1 x 128 lie by blocks: rows are no stream then.
+    """
     p = joined(problem)
+    if p.scales == "row128" and p.entries == 1 and p.rows >= TILE:
+        p = replace(p, blocks_first=True)
     elements = p.rows * p.cols
-    alone = p.groups == 1 and not p.as_columns and p.scales != "square"
+    alone = p.groups == 1 and not p.as_columns and p.scales != "square" and not p.blocks_first
     if alone and p.cols % p.block == 0 and elements % TILE == 0:
         p = replace(p, rows=elements // TILE, cols=TILE)
     return p
@@ -133,12 +143,22 @@ def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:
         ("ROWS", int(problem.as_rows)),
         ("COLUMNS", int(problem.as_columns)),
         ("AMAX", int(problem.amax)),
+        ("BLOCKS_FIRST", int(problem.blocks_first)),
     )
 
 
 def written_arrays(problem: QuantizeProblem) -> int:
     """How many results are before `amax`: data and scales, each way."""
     return (problem.as_rows + problem.as_columns) * (1 + (problem.scales != "tensor"))
+
+
+def written_layouts(problem: QuantizeProblem, ranks: Sequence[int]) -> list[Dims | None]:
+    """How the results lie, which have these ranks: dims from major to minor; None: in order."""
+    layouts: list[Dims | None] = [None] * len(ranks)
+    if problem.blocks_first:
+        for at in range(1, written_arrays(problem), 2):
+            layouts[at] = (ranks[at] - 1, *range(ranks[at] - 1))
+    return layouts
 
 
 def magnitudes_plan(entries: int, count: int, x: str, target: Target) -> tuple[Launch, int]:

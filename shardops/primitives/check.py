@@ -36,8 +36,8 @@ def flag(op: str, argument: str, value: Any) -> bool:
 def _array(op: str, name: str, value: Any) -> jax.Array:
     if hasattr(value, "scale_inv"):
         raise NotImplementedError(
-            f"{op}: {name} is a ScaledArray; expected an array, as gemm alone takes scaled ones. "
-            "Pass `scaled.dequantize(dtype)`."
+            f"{op}: {name} is a ScaledArray; expected an array, as products alone take scaled "
+            "ones. Pass `scaled.dequantize(dtype)`."
         )
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TypeError(
@@ -66,9 +66,23 @@ def operands(op: str, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """Two float arrays in their common dtype; of ScaledArrays each as it is."""
     if hasattr(lhs, "scale_inv") or hasattr(rhs, "scale_inv"):
         given = {"lhs": lhs, "rhs": rhs}
-        both = [a if hasattr(a, "scale_inv") else _array(op, n, a) for n, a in given.items()]
+        check = {True: _scaled, False: _array}
+        both = [check[hasattr(a, "scale_inv")](op, n, a) for n, a in given.items()]
         return both[0], both[1]
     return promoted(*arrays(op, lhs=lhs, rhs=rhs))
+
+
+def _scaled(op: str, name: str, value: Any) -> Any:
+    """A ScaledArray that has data, and one scale or blocks along its dims."""
+    if value.data is None and value.transposed_data is None:
+        fix = "Pass one that so.quantize made."
+        raise ValueError(wrong(op, name, "a ScaledArray without data", "data", fix))
+    added = value.ndim - len(value.block) if value.block else jnp.ndim(value.scale_inv)
+    if added:
+        got = f"a stack of ScaledArrays, {added} dims of them in front, of shape {value.shape}"
+        fix = f"Map over these dims: jax.vmap(so.{op}), or jax.lax.scan."
+        raise ValueError(wrong(op, name, got, "one ScaledArray", fix))
+    return value
 
 
 def promoted(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -117,7 +131,7 @@ def dims_of(op: str, argument: str, dims: Sequence[int], array: jax.Array) -> tu
 
 
 def dim_pair(
-    op: str, argument: str, pair: Any, lhs: jax.Array, rhs: jax.Array
+    op: str, argument: str, pair: Any, lhs: Any, rhs: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A pair of dim lists, of lhs and of rhs."""
     try:
@@ -130,7 +144,7 @@ def dim_pair(
 
 
 def paired_dims(
-    op: str, argument: str, pair: Any, lhs: jax.Array, rhs: jax.Array
+    op: str, argument: str, pair: Any, lhs: Any, rhs: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A pair of dim lists that go together: as many of each, with the same sizes."""
     of_lhs, of_rhs = dim_pair(op, argument, pair, lhs, rhs)

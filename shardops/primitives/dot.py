@@ -10,11 +10,12 @@ from shardops import array_type, config
 from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding, product
 from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.gemm_scaled import Operand, unwrapped
 
 
 def dot_general(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: Operand,
+    rhs: Operand,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -32,7 +33,8 @@ def dot_general(
     `jacfwd`): of `hessian` take `jacrev(jacrev(f))`.
 
     Args:
-      lhs, rhs: float32 | bfloat16 | float16; others as above.
+      lhs, rhs: float32 | bfloat16 | float16; others as above. Or ScaledArrays, as in
+        `shardops.gemm`.
       dimension_numbers: ((contracting of lhs, of rhs), (batch of lhs, of rhs)).
       precision: as in jax.lax.dot_general; float32 operands use TF32 only where it, or
         `jax.default_matmul_precision`, asks for it.
@@ -45,7 +47,7 @@ def dot_general(
     """
     if not _has_kernel(lhs, rhs, precision, preferred_element_type):
         return _lax(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
-    lhs, rhs = check.arrays("dot_general", lhs=lhs, rhs=rhs)
+    lhs, rhs = check.operands("dot_general", unwrapped(lhs), unwrapped(rhs))
     try:
         contracting, batch = dimension_numbers
     except (TypeError, ValueError):
@@ -67,7 +69,10 @@ def dot_general(
         contracting=contracting,
         batch=batch,
         out_dtype=check.float_dtype(
-            "dot_general", "preferred_element_type", preferred_element_type, lhs.dtype
+            "dot_general",
+            "preferred_element_type",
+            preferred_element_type,
+            jnp.result_type(lhs.dtype, rhs.dtype),
         ),
         precision=_canonical(precision),
         cheapest=isinstance(out_sharding, str) and out_sharding == "cheapest",
@@ -80,7 +85,7 @@ def _has_kernel(lhs: Any, rhs: Any, precision: Any, preferred: Any) -> bool:
     """Whether operands, dtypes and precision are ones that `gemm` knows."""
     for operand in (lhs, rhs):
         if hasattr(operand, "scale_inv") or operand is None or isinstance(operand, str):
-            return True  # refused with its reason
+            return True  # or refused with its reason
         if not isinstance(operand, jax.Array | np.ndarray | np.generic):
             return False
     if preferred is not None and _dtype(preferred).name not in check.FLOATS:

@@ -11,15 +11,17 @@ from jax.sharding import PartitionSpec
 
 from shardops import array_type, config, routing
 from shardops.fusing.marking import markable
-from shardops.op import compiled, with_derivative
+from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
-from shardops.primitives.gemm_grad import operand_cotangents
+from shardops.primitives.gemm_cotangents import operand_cotangents
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
 from shardops.primitives.gemm_scaled import (
-    ScaledGemmOp,
+    Operand,
     along_contraction,
-    plain_arrays,
-    scaled_product,
+    arrays_of,
+    matched,
+    product_with,
+    unwrapped,
 )
 from shardops.primitives.gemm_scaled_local import Scaled
 from shardops.primitives.row_sum import row_sum
@@ -55,8 +57,9 @@ def gemm(
 
     Args:
       lhs, rhs: float32 | bfloat16 | float16; of two dtypes, the operands are promoted as by jnp.
-        Or ScaledArrays, without a derivative so far: multiplied in 8 bits where the GPU can, else
-        dequantised shard by shard; what moves are the 8-bit data and their scales.
+        Or ScaledArrays: multiplied in 8 bits where the GPU can, else dequantised shard by shard;
+        what moves are the 8-bit data and their scales. The gradient is straight-through, by the
+        values that were multiplied: dlhs = dout · rhsᵀ goes to what was quantised.
       contracting_dims: the contracted dims of lhs and of rhs, paired in order; any number, order
         and place. Negative dims count from the end.
       batch_dims: dims of lhs and of rhs that are batch-like (batch, or sequence in data
@@ -84,7 +87,7 @@ def gemm(
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
     bias, add = check.arrays("gemm", bias=bias, add=add)
-    lhs, rhs = check.operands("gemm", lhs, rhs)
+    lhs, rhs = check.operands("gemm", unwrapped(lhs), unwrapped(rhs))
     contracting, like = check.gemm_dims("gemm", lhs, rhs, contracting_dims, batch_dims)
     check.one_of("gemm", "activation", activation, (None, "gelu", "silu", "relu"))
     op = GemmOp(
@@ -111,8 +114,8 @@ def gemm(
 
 def product(
     op: GemmOp,
-    lhs: jax.Array | ScaledArray,
-    rhs: jax.Array | ScaledArray,
+    lhs: Operand,
+    rhs: Operand,
     bias: jax.Array | None,
     add: jax.Array | None,
     out_sharding: OutSharding,
@@ -120,20 +123,15 @@ def product(
     """Run a checked product, its result sharded as `out_sharding` says."""
     out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
     op, lhs, rhs = along_contraction(op, lhs, rhs)
-    arrays = plain_arrays(lhs, rhs)
-    wanted = check.out_sharding(op.name, out_sharding, out_shape, array_type.mesh_of(*arrays))
+    mesh = array_type.mesh_of(*arrays_of(lhs), *arrays_of(rhs))
+    wanted = check.out_sharding(op.name, out_sharding, out_shape, mesh)
     after = {"bias": bias, "activation": op.activation, "add": add}
     later = [name for name, value in after.items() if value is not None]
     unreduced = check.unreduced(op.name, out_sharding, later)
     op = replace(op, unreduced=unreduced, open_dims=check.open_dims(out_sharding))
-    matched = routing.match_varying(*arrays, *_given(bias, add))
-    scaled = ScaledGemmOp(op, Scaled.of(lhs), Scaled.of(rhs))
-    if scaled.lhs or scaled.rhs:
-        out = _compiled_scaled(scaled, wanted, *matched)
-    else:
-        rest = iter(matched[2:])
-        extra = (None if a is None else next(rest) for a in (bias, add))
-        out = _compiled_product(op, wanted, *matched[:2], *extra)
+    scaled = isinstance(lhs, ScaledArray) or isinstance(rhs, ScaledArray)
+    run = _compiled_scaled if scaled else _compiled_product
+    out = run(op, wanted, *matched(lhs, rhs, bias, add))
     if wanted is None:
         return out
     with jax.named_scope(op.scope):
@@ -144,23 +142,27 @@ def product(
 def _product(
     op: GemmOp,
     wanted: Spec | None,
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: Operand,
+    rhs: Operand,
     bias: jax.Array | None,
     add: jax.Array | None,
 ) -> jax.Array:
-    return routing.run(op, _given(lhs, rhs, bias, add), (wanted,))[0]
+    return _run(op, (wanted,), lhs, rhs, bias, add)[0]
 
 
-def _given(*operands: jax.Array | None) -> list[jax.Array]:
-    return [a for a in operands if a is not None]
+def _run(
+    op: GemmOp, wanted: Wanted, lhs: Operand, rhs: Operand, *extra: jax.Array | None
+) -> tuple[jax.Array, ...]:
+    routed = product_with(op, Scaled.of(lhs), Scaled.of(rhs))
+    given = (a for a in extra if a is not None)
+    return routing.run(routed, (*arrays_of(lhs), *arrays_of(rhs), *given), wanted)
 
 
 def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
     types = tuple(None if a is None else array_type.Type.of(a) for a in (bias, add))
     if op.activation is None:
         return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
-    if wanted is not None and array_type.mesh_of(lhs).auto_axes:
+    if wanted is not None and array_type.mesh_of(*arrays_of(lhs)).auto_axes:
         # Asked of two results of an op, the partitioner moves them one by one.
         out, pre = _apart(op, wanted, lhs, rhs, bias, add)
     else:
@@ -178,7 +180,7 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
             _, pull = jax.vjp(_activation(op), pre.astype(jnp.float32))
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
             dz = _as_result(op, wanted, dz)
-        dlhs, drhs = operand_cotangents(op, lhs, rhs, dz.astype(lhs.dtype))
+        dlhs, drhs = operand_cotangents(op, lhs, rhs, dz)
         dbias = dadd = None
         if bias_type is not None:
             n_rhs = len(op.dims((lhs.shape, rhs.shape)).rhs_free)
@@ -194,13 +196,13 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
 _product.defvjp(_save, _pull)
 
 
-def product_of(op: GemmOp, wanted: Spec | None, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def product_of(op: GemmOp, wanted: Spec | None, lhs: Operand, rhs: Operand) -> jax.Array:
     """The bare product of checked operands, with its derivative."""
     return _product(op, wanted, lhs, rhs, None, None)
 
 
 _compiled_product = markable(compiled(_product))
-_compiled_scaled = compiled(scaled_product)
+_compiled_scaled = compiled(_product)
 
 
 def _as_result(op: GemmOp, wanted: Spec | None, array: jax.Array) -> jax.Array:
@@ -218,7 +220,7 @@ def _with_pre_activation(
 ) -> Any:
     """(out, pre-activation) from one pass. Its own derivative, for gradients of gradients, is that
     of the product and the activation apart."""
-    return routing.run(op, _given(lhs, rhs, bias, add), (wanted, wanted))
+    return _run(op, (wanted, wanted), lhs, rhs, bias, add)
 
 
 def _apart(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:

@@ -1,6 +1,6 @@
 """The product of quantised operands as an op: scales lie and move as their operand does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,15 +9,7 @@ import jax.numpy as jnp
 
 from shardops import routing
 from shardops.kernels.gemm_scaled_plan import ScaledPlan
-from shardops.op import (
-    Arrays,
-    Call,
-    Inner,
-    Placement,
-    Shapes,
-    Wanted,
-    with_derivative,
-)
+from shardops.op import Arrays, AxisSizes, Call, Inner, Placement, Shapes, Wanted
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.gemm_scaled_local import (
     Scaled,
@@ -25,11 +17,13 @@ from shardops.primitives.gemm_scaled_local import (
     local_plan,
     local_scaled_gemm,
 )
-from shardops.primitives.scaled import ScaledArray
+from shardops.primitives.scaled import ScaledArray, ScalingMode
 from shardops.rules.gemm_dims import GemmPlan
 from shardops.rules.scales import scale_spec
 from shardops.rules.shardy import gemm_factors
 from shardops.rules.spec import Spec
+
+Operand = jax.Array | ScaledArray
 
 
 @dataclass(frozen=True)
@@ -67,16 +61,16 @@ class ScaledGemmOp:
         sides = (self.lhs, self.rhs)
         return local_plan(sides, shapes, dtypes, product.contracting, product.batch, arch)
 
-    def _sides(self, each: Sequence[Any]) -> tuple[list[Any], list[Any], Sequence[Any]]:
+    def sides(self, each: Sequence[Any]) -> tuple[list[Any], list[Any], Sequence[Any]]:
         """What belongs to lhs (data, scales), to rhs, and to the other operands."""
         n = 1 + (self.lhs is not None)
         m = n + 1 + (self.rhs is not None)
         return list(each[:n]), list(each[n:m]), each[m:]
 
     def place(self, call: Call) -> Placement:
-        lhs, rhs, others = self._sides(call.shapes)
-        lhs_spec, rhs_spec, specs = self._sides(call.specs)
-        of_lhs, of_rhs, itemsizes = self._sides(call.itemsizes)
+        lhs, rhs, others = self.sides(call.shapes)
+        lhs_spec, rhs_spec, specs = self.sides(call.specs)
+        of_lhs, of_rhs, itemsizes = self.sides(call.itemsizes)
         product = Call(
             (lhs[0], rhs[0], *others),
             (lhs_spec[0], rhs_spec[0], *specs),
@@ -86,14 +80,13 @@ class ScaledGemmOp:
         )
         blocks = (self.lhs and self.lhs.block, self.rhs and self.rhs.block)
         placed = self.product.place(product, blocks)
-        data = placed.operands[:2]
-        every: list[Spec] = []
-        for side, shape, spec in ((self.lhs, lhs[0], data[0]), (self.rhs, rhs[0], data[1])):
-            every.append(spec)
-            if side is not None:
-                every.append(scale_spec(shape, spec, side.block, dict(call.sizes)))
+        of_data = placed.operands
         return Placement(
-            (*every, *placed.operands[2:]),
+            (
+                *scales_beside(self.lhs, lhs[0], of_data[0], call.sizes),
+                *scales_beside(self.rhs, rhs[0], of_data[1], call.sizes),
+                *of_data[2:],
+            ),
             placed.results,
             placed.plan,
             placed.steps,
@@ -101,15 +94,13 @@ class ScaledGemmOp:
         )
 
     def factors(self, shapes: Shapes) -> tuple[list[list[str]], list[list[str]]]:
-        lhs, rhs, _ = self._sides(shapes)
+        lhs, rhs, _ = self.sides(shapes)
         dims = self.product.dims((lhs[0], rhs[0]))
         product = self.product
         (x, w, *rest), results = gemm_factors(
             dims, bias=product.bias, add=product.add, results=1 + product.save
         )
-        # Scales count blocks: their dims are loops of their own.
-        of_lhs = [[f"x{d}" for d in range(len(s))] for s in lhs[1:]]
-        of_rhs = [[f"w{d}" for d in range(len(s))] for s in rhs[1:]]
+        of_lhs, of_rhs = loops_of_scales("x", lhs[1:]), loops_of_scales("w", rhs[1:])
         return [x, *of_lhs, w, *of_rhs, *rest], results
 
     def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
@@ -117,7 +108,7 @@ class ScaledGemmOp:
         if plan is None:
             statics = {"lhs": self.lhs, "rhs": self.rhs, "precise": product.precise}
             return product.on_device(local_scaled_gemm, arrays, **statics)
-        lhs, rhs, rest = self._sides(arrays)
+        lhs, rhs, rest = self.sides(arrays)
 
         def scaled(op: Any, *given: jax.Array) -> tuple[jax.Array, ...]:
             return inner(replace(self, product=op), *lhs, *rhs, *given[2:])
@@ -129,7 +120,7 @@ class ScaledGemmOp:
     ) -> tuple[jax.Array, ...]:
         """Dequantised first: a new dim of one operand's scales is no loop of the product."""
         del size
-        parts, flags = self._sides(arrays), self._sides(batched)
+        parts, flags = self.sides(arrays), self.sides(batched)
         both, by = [], []
         for side, given, new in ((self.lhs, parts[0], flags[0]), (self.rhs, parts[1], flags[1])):
             axes = [0 if b else None for b in new]
@@ -143,21 +134,24 @@ class ScaledGemmOp:
         return self.product.vmapped(0, (*by, *flags[2]), (*both, *parts[2]), wanted)
 
 
-@with_derivative
-def scaled_product(op: ScaledGemmOp, wanted: Spec | None, *arrays: jax.Array) -> jax.Array:
-    """The routed product. It has no derivative: what quantised an operand has to define one."""
-    return routing.run(op, arrays, (wanted,))[0]
+def product_with(op: GemmOp, lhs: Scaled | None, rhs: Scaled | None) -> GemmOp | ScaledGemmOp:
+    """The product of operands of which these are quantised."""
+    return op if lhs is rhs is None else ScaledGemmOp(op, lhs, rhs)
 
 
-def _refuse(op: ScaledGemmOp, wanted: Spec | None, *arrays: jax.Array) -> Any:
-    del wanted, arrays
-    raise NotImplementedError(
-        f"{op.product.name}: lhs or rhs is a ScaledArray; expected arrays where a gradient is "
-        "taken. Define the derivative of quantisation and product together, by jax.custom_vjp."
-    )
+def scales_beside(
+    side: Scaled | None, shape: tuple[int, ...], spec: Spec, sizes: AxisSizes
+) -> list[Spec]:
+    """Where data and scales of an operand lie."""
+    return [spec] if side is None else [spec, scale_spec(shape, spec, side.block, dict(sizes))]
 
 
-scaled_product.defvjp(_refuse, _refuse)
+def loops_of_scales(letter: str, scales: Iterable[tuple[int, ...]]) -> list[list[str]]:
+    """Factors for Shardy: scales count blocks, so that their dims are loops of their own."""
+    return [[f"{letter}{d}" for d in range(len(shape))] for shape in scales]
+
+
+# ---- operands ------------------------------------------------------------------------------------
 
 
 def along_contraction(op: GemmOp, lhs: Any, rhs: Any) -> tuple[GemmOp, Any, Any]:
@@ -183,20 +177,41 @@ def along_contraction(op: GemmOp, lhs: Any, rhs: Any) -> tuple[GemmOp, Any, Any]
                 )
             else:
                 operand = operand.upright()
+            operand = replace(operand, amax=None, transposed_data=None, transposed_scale_inv=None)
         sides.append((operand, contracting, batch, like))
     (lhs, *of_lhs), (rhs, *of_rhs) = sides
     contracting, batch, like = zip(of_lhs, of_rhs, strict=True)
     return replace(op, contracting=contracting, batch=batch, batch_like=like), lhs, rhs
 
 
-def plain_arrays(lhs: Any, rhs: Any) -> list[jax.Array]:
-    """The arrays of two operands, each followed by its scales."""
-    out: list[jax.Array] = []
-    for operand in (lhs, rhs):
-        if isinstance(operand, ScaledArray):
-            out.append(jnp.asarray(operand.data))
-            if operand.scale_inv is not None:
-                out.append(operand.scale_inv)
-        else:
-            out.append(jnp.asarray(operand))
-    return out
+def unwrapped(operand: Any) -> Any:
+    """A ScaledArray without scales as the array that it holds."""
+    if isinstance(operand, ScaledArray) and operand.mode is ScalingMode.NONE:
+        return operand.upright().data
+    return operand
+
+
+def arrays_of(operand: Operand) -> list[jax.Array]:
+    """The array, or data and scales."""
+    if not isinstance(operand, ScaledArray):
+        return [jnp.asarray(operand)]
+    return [jnp.asarray(a) for a in (operand.data, operand.scale_inv) if a is not None]
+
+
+def matched(*operands: Any) -> list[Any]:
+    """Operands of which all arrays vary over the same manual axes."""
+    leaves, tree = jax.tree.flatten(operands)
+    return list(jax.tree.unflatten(tree, routing.match_varying(*leaves)))
+
+
+def target_of(operand: Operand) -> jax.Array | None:
+    """What its cotangent looks like, and goes to; None of a constant."""
+    return operand.straight if isinstance(operand, ScaledArray) else operand
+
+
+def cotangent_of(operand: Operand, to_target: Any) -> Any:
+    """The cotangent of an operand, for that of its target."""
+    if to_target is None or not isinstance(operand, ScaledArray):
+        return to_target
+    nothing = jax.tree.map(lambda _: None, operand)
+    return replace(nothing, straight=to_target)

@@ -21,6 +21,7 @@ from shardops.primitives.scaling import (
     joined,
     largest,
     largest_finite,
+    moved,
     power_of_two,
     saturated,
     split,
@@ -36,7 +37,7 @@ _ARRAYS = ("data", "scale_inv", "amax", "transposed_data", "transposed_scale_inv
     data_fields=_ARRAYS,
     meta_fields=("mode", "dtype", "block"),
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScaledArray:
     """A quantised array with its scales: value = data * scale_inv, each scale over its block.
 
@@ -45,7 +46,8 @@ class ScaledArray:
     them have these, and a scale covers one entry along each.
 
     It may hold the array a second time, or only so, with the last dim in front of the others, for
-    products that contract these. `transposed` is that part.
+    products that contract these. `transposed` is that part. Two are equal (==) that are the same
+    object: compare their arrays.
 
     Attributes:
       data: float8_e4m3fn | float8_e5m2; of dtype `dtype` where the mode is NONE; None where there
@@ -106,7 +108,7 @@ class ScaledArray:
             block = (block[-1], *block[:-1])
         straight = self.straight
         if straight is not None:
-            straight = jnp.moveaxis(straight, -1, self._added)
+            straight = moved(straight, -1, self._added)
         return ScaledArray(
             self.transposed_data,
             self.scale_inv if scale is None else scale,
@@ -127,13 +129,11 @@ class ScaledArray:
             return self
         block, at = part.block, self._added
 
-        def turned(array: Any) -> Any:
-            return jnp.moveaxis(array, at, -1)
-
+        data = moved(part.data, at, -1)
         if block is None:
-            return replace(self, data=turned(part.data))
+            return replace(self, data=data)
         block = (*block[1:], block[0])
-        return replace(self, data=turned(part.data), scale_inv=turned(part.scale_inv), block=block)
+        return replace(self, data=data, scale_inv=moved(part.scale_inv, at, -1), block=block)
 
     def detach(self) -> "ScaledArray":
         """This array as a constant, without `straight`: to keep it from one step to another."""

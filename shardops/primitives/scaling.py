@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,6 +72,12 @@ def saturated(x: jax.Array, dtype: str) -> jax.Array:
     """float32 numbers in a format: what it cannot hold becomes its largest; NaN stays."""
     fmax = float(jnp.finfo(jnp.dtype(dtype)).max)  # beyond it a cast gives NaN or infinity
     return jnp.clip(x, -fmax, fmax).astype(jnp.dtype(dtype))
+
+
+def moved(array: Any, source: int, to: int) -> Any:
+    """`jnp.moveaxis`, of a ShapeDtypeStruct too."""
+    move = partial(jnp.moveaxis, source=source, destination=to)
+    return jax.eval_shape(move, array) if isinstance(array, jax.ShapeDtypeStruct) else move(array)
 
 
 # ---- powers of two -------------------------------------------------------------------------------

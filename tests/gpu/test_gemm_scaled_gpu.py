@@ -3,6 +3,7 @@
 Layouts, sizes and epilogues are checked with precise accumulation, whose bound is the tighter one.
 """
 
+import re
 from functools import partial
 
 import jax
@@ -199,3 +200,60 @@ def test_in_command_buffers(rng):
     for i, out in enumerate(outs, 1):
         want = product * i + np.asarray(bias).astype(np.float64)
         assert_close(out, want, reduced=640)
+
+
+TE_SIZES = [(64, 32, 64), (64, 128, 128)]  # m, n, k
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("m, n, k", [*TE_SIZES, (1, 1, 1), (33, 7, 130), (256, 384, 512)])
+@pytest.mark.parametrize("dims", [((1,), (0,)), ((1,), (1,)), ((0,), (0,)), ((0,), (1,))])
+def test_dense_forward_and_backward(rng, name, m, n, k, dims):
+    """TransformerEngine's cases and odd ones: values, and cotangents by the values multiplied."""
+    ((i,), (j,)) = dims
+    x, w, dz = (
+        jnp.asarray(rng.standard_normal(s), jnp.bfloat16)
+        for s in ((m, k) if i else (k, m), (n, k) if j else (k, n), (m, n))
+    )
+    of = RECIPES[name].quantizer
+
+    @jax.jit
+    def run(x, w, dz):
+        def f(x, w):
+            a, b = so.quantize(x, of("input")), so.quantize(w, of("kernel"))
+            options = {"contracting_dims": dims, "precise_accumulation": True}
+            return so.gemm(a, b, out_dtype="float32", **options), (a.detach(), b.detach())
+
+        out, pull, scaled = jax.vjp(f, x, w, has_aux=True)
+        return out, pull(dz.astype(jnp.float32)), scaled
+
+    out, (dx, dw), (a, b) = run(x, w, dz)
+    lhs, rhs = in_float64(a), in_float64(b)
+    lhs, rhs = lhs if i else lhs.T, rhs.T if j else rhs
+    dz = np.asarray(dz).astype(np.float64)
+    assert_close(out, lhs @ rhs, reduced=k, dtype=np.float16)
+    assert_close(dx, dz @ rhs.T if i else (dz @ rhs.T).T, reduced=n, what="dx")
+    assert_close(dw, (lhs.T @ dz).T if j else lhs.T @ dz, reduced=m, what="dw")
+
+
+@pytest.mark.parametrize("recipe", ["current", "delayed", "block"])
+def test_nothing_stands_between_quantisation_and_product(rng, recipe):
+    """Rows of x and columns of w as they are written, and scales too: no copy, no transpose."""
+    x, w = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((4, 256, 512), (512, 384)))
+    of = RECIPES[recipe].quantizer
+    quantizers = of("input", layout="both"), of("kernel", layout="both")
+
+    @jax.jit
+    def forward(x, w, quantizers):
+        a, b = (so.quantize(v, q) for v, q in zip((x, w), quantizers, strict=True))
+        return so.gemm(a, b, out_dtype="bfloat16")
+
+    program = forward.lower(x, w, quantizers).compile().as_text()
+    entry = program[program.index("ENTRY") :]
+    calls = re.findall(r'custom_call_target="([^"]+)"', entry)
+    assert calls.count("shardops_gemm") == 1
+    assert calls.count("shardops_launch") == 2 * (1 + (recipe == "current"))
+    moved = re.findall(r"= \S+ (?:copy|transpose)\(", entry)
+    of_blocks = re.findall(r"= \(?f32\[\d+,\d+[^ ]* (?:fusion|pad)\(", entry)
+    assert not moved, moved
+    assert not of_blocks, of_blocks

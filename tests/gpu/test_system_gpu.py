@@ -107,6 +107,56 @@ def test_step_for_eight_gpus_compiles_and_runs_on_a_mocked_topology():
     assert facts["collectives"]
 
 
+MOCKED_FP8 = """
+import jax
+jax.config.update("jax_mock_gpu_topology", "1x8x1")
+import json, re, jax.numpy as jnp, numpy as np, shardops as so
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from shardops import hlo
+mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Explicit,) * 2)
+recipe = so.recipes.Block128Scaling()
+def linear(x, w, out):
+    a = so.quantize(x, recipe.quantizer("input"))
+    b = so.quantize(w, recipe.quantizer("kernel", layout="both"))
+    return so.gemm(a, b, out_dtype="bfloat16", out_sharding=out)
+def loss(params, x):
+    w1, w2 = params
+    h = jax.nn.gelu(linear(x, w1, P("dp", "tp")))
+    y = linear(h, w2, P(("dp", "tp")))
+    return jnp.sum(jnp.square((x + y).astype(jnp.float32)))
+shapes = ((8192, 2048), (2048, 8192), (8192, 2048))
+specs = (P(("dp", "tp")), P(None, "tp"), P("tp"))
+with jax.set_mesh(mesh):
+    x, *params = (
+        jax.make_array_from_callback(s, NamedSharding(mesh, p), lambda index, s=s: np.ones(
+            [len(range(*i.indices(n))) for i, n in zip(index, s)], jnp.bfloat16))
+        for s, p in zip(shapes, specs)
+    )
+    step = jax.jit(jax.value_and_grad(loss)).lower(tuple(params), x).compile()
+    jax.block_until_ready(step(tuple(params), x))
+text = step.as_text()
+gathers = [c for c in hlo.collectives(text) if c.kind == "all-gather"]
+print(json.dumps({
+    "gathers": [[c.dtype, list(c.shape), c.bytes] for c in gathers],
+    "kinds": sorted({c.kind for c in hlo.collectives(text)}),
+    "gemms": text.count("shardops_gemm"),
+    "f8 gemms": len(re.findall(r"f8e4m3fn.*custom_call_target=.shardops_gemm", text)),
+}))
+"""
+
+
+def test_fp8_mlp_for_eight_gpus_gathers_8_bits():
+    """Tensor and sequence parallel: activations are gathered as 8-bit data and scales."""
+    flags = "--xla_gpu_autotune_level=0 --xla_gpu_shard_autotuning=false"
+    facts = json.loads(run(MOCKED_FP8, XLA_FLAGS=flags).splitlines()[-1])
+    forward = [g for g in facts["gathers"] if g[1][0] == 4096 and g[0] in ("f8e4m3fn", "u8", "s8")]
+    assert forward, facts
+    assert facts["gemms"] >= 6
+    wide = [g for g in facts["gathers"] if g[0] in ("bf16", "f16") and np.prod(g[1]) == 4096 * 2048]
+    assert len(wide) <= 1, "dz of the second product, which is not quantised"
+    assert "reduce-scatter" in facts["kinds"]
+
+
 def test_demo_trains_on_this_gpu(tmp_path):
     out = run("", "examples/train_lm.py", "--steps", "30", "--out", str(tmp_path / "demo"))
     assert "step" in out or "loss" in out

@@ -1,6 +1,7 @@
 """The quantising kernels on the host, from the source that NVRTC compiles: the reference's bits."""
 
 import itertools
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +18,7 @@ from shardops.kernels.quantize_plan import (
     arranged,
     magnitudes_plan,
     quantize_plan,
+    written_layouts,
 )
 from shardops.kernels.target import target_for
 from tests.kernels import emulator
@@ -46,6 +48,15 @@ def run(launch: Launch, built, operands, like, scalars):
     return results
 
 
+def in_order(problem: QuantizeProblem, results):
+    """The results as arrays, wherever their dims lie."""
+    layouts = written_layouts(problem, [r.ndim for r in results])
+    return [
+        r if order is None else np.moveaxis(r.reshape([r.shape[d] for d in order]), 0, -1)
+        for r, order in zip(results, layouts, strict=True)
+    ]
+
+
 # entries, groups, rows, cols: whole tiles; two that are cut; groups that cut blocks; odd columns.
 SHAPES = ((1, 1, 128, 256), (2, 1, 160, 200), (1, 3, 40, 72), (1, 2, 130, 33))
 CASES = [
@@ -63,8 +74,25 @@ def test_bits_are_those_of_the_reference(scales, layout, shape, x, format, built
     laid = arranged(problem)
     operands = [values, scale_inv] if scales == "tensor" else [values]
     got = run(quantize_plan(laid, TARGET), built, operands, want, [laid.shape])
-    for one, other in zip(got, want, strict=True):
-        assert same(one, other)
+    for one, other in zip(in_order(laid, got), want, strict=True):
+        assert same(np.ascontiguousarray(one), other)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 1, 200, 384), (1, 2, 130, 33)])
+def test_scales_of_128_lie_as_cublaslt_reads_them(layout, shape, built, rng):
+    problem = QuantizeProblem(*shape, "bfloat16", FORMATS[0], "row128", *layout)
+    laid = arranged(problem)
+    assert laid.blocks_first
+    assert (laid.rows, laid.cols) != (200 * 3, 128)
+    values = draw(rng, problem)
+    want = wanted(problem, values, np.float32([1]))
+    got = run(quantize_plan(laid, TARGET), built, [values], want, [laid.shape])
+    for one, other in zip(in_order(laid, got), want, strict=True):
+        assert same(np.ascontiguousarray(one), other)
+    few = replace(problem, rows=shape[2] // 4)
+    assert not arranged(replace(few, groups=1)).blocks_first
+    assert not arranged(replace(problem, entries=2)).blocks_first
 
 
 def test_rows_of_one_scale_are_one_stream(built, rng):
@@ -161,7 +189,7 @@ def test_norms_quantise_their_float32_values(case, scales, built, rng):
     y = norm_of(h, *vectors, mean, rstd, zero)
     want = wanted(written, y.reshape(shape), scale_inv)
     for one, other in zip(got[:n], want, strict=True):
-        assert same(one, other)
+        assert same(np.ascontiguousarray(one), other)
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
