@@ -5,8 +5,8 @@
 cold: one kernel through NVRTC, its caches empty, for each that norms and softmax of these lengths
 need. disk: the same kernels in another process, which compiles none. first call: of a function
 jitted in a process that has not run it (first_call.py), its kernel on disk. chain: wall time that
-one more op adds to a chain of small dependent ops in one jitted function. Without a GPU: cold and
-disk alone, for sm_90.
+one more op adds to a chain of small dependent ops in one jitted function. eager: what the host does
+for one call of a small product, calls in a row. Without a GPU: cold and disk, for sm_90, and eager.
 """
 
 import argparse
@@ -36,6 +36,8 @@ BYTES = 128 << 20  # of x, in bfloat16
 CHAINS = (24, 72)  # ops; what is outside the chain cancels in the difference
 CHAIN_RUNS = 5
 CHAIN_SHAPE = (8, 1024)
+SQUARE = (128, 128)  # both operands of a small product
+EAGER_RUNS, EAGER_CALLS = 15, 200
 PROCESSES = 3  # of which a first call is the median
 
 
@@ -72,7 +74,7 @@ def measured(lengths: Iterable[int]) -> list[Row]:
         rows = of_kernels(kernels, target, folder)
         if on_gpu:
             rows += first_calls(folder)
-    return rows + chains() if on_gpu else rows
+    return [*rows, *(chains() if on_gpu else ()), *eager_calls()]
 
 
 def kernels_of(lengths: Iterable[int], target: Target) -> list[Kernel]:
@@ -137,10 +139,31 @@ def in_fresh_process(what: str, folder: str, text: str = "") -> dict[str, Any]:
 def chains() -> list[Row]:
     x = jax.random.normal(jax.random.key(0), CHAIN_SHAPE, jnp.bfloat16)
     gamma = jnp.ones(CHAIN_SHAPE[-1], jnp.bfloat16)
-    ops = {"shardops": so.rms_norm, "jnp": jnp_rms_norm}
+    square = jax.random.normal(jax.random.key(1), SQUARE, jnp.bfloat16) / SQUARE[0] ** 0.5
+    norms = {"shardops": so.rms_norm, "jnp": jnp_rms_norm}
+    products = {"shardops": so.gemm, "jnp": jnp.dot}
     return [
-        _added_by_one(f"chain of rms_norm, an op: {name}", op, x, gamma) for name, op in ops.items()
+        *(_added_by_one(f"chain of rms_norm, an op: {n}", op, x, gamma) for n, op in norms.items()),
+        *(
+            _added_by_one(f"chain of gemm, an op: {n}", op, square, square)
+            for n, op in products.items()
+        ),
     ]
+
+
+def eager_calls() -> list[Row]:
+    x = jnp.ones(SQUARE, jnp.bfloat16)
+    took: dict[str, list[float]] = {}
+    for turn in range(EAGER_RUNS + 1):  # the first compiles
+        for name, op in (("so.gemm", so.gemm), ("jnp.dot", jnp.dot)):
+            start = time.perf_counter()
+            for _ in range(EAGER_CALLS):
+                result = op(x, x)
+            seconds = (time.perf_counter() - start) / EAGER_CALLS
+            result.block_until_ready()
+            if turn > 0:
+                took.setdefault(name, []).append(seconds * 1e3)
+    return [row(f"eager, a call: {name}", times, "µs") for name, times in took.items()]
 
 
 def jnp_rms_norm(x: jax.Array, gamma: jax.Array) -> jax.Array:

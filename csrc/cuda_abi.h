@@ -19,6 +19,7 @@ using Stream = struct StreamTag*;
 using Library = struct LibraryTag*;
 using Kernel = struct KernelTag*;
 using Function = struct FunctionTag*;
+using Event = struct EventTag*;
 
 enum class Result : uint32_t { kSuccess = 0 };
 
@@ -28,6 +29,10 @@ enum class FunctionAttribute : uint32_t {
 };
 
 enum class LaunchAttributeId : uint32_t { kClusterDimension = 4 };
+
+enum class CaptureMode : uint32_t { kRelaxed = 2 };
+
+enum class StreamFlags : uint32_t { kNonBlocking = 1 };
 
 struct LaunchAttribute {
   LaunchAttributeId id;
@@ -55,6 +60,7 @@ struct Functions {
   Result (*GetErrorName)(Result, const char** name);
   Result (*DriverGetVersion)(int*);
   Result (*DeviceGet)(Device*, int ordinal);
+  Result (*DeviceGetName)(char* name, int bytes, Device);
   Result (*DevicePrimaryCtxRetain)(Context*, Device);
   Result (*CtxPushCurrent)(Context);
   Result (*CtxPopCurrent)(Context*);
@@ -66,6 +72,21 @@ struct Functions {
   Result (*KernelSetAttribute)(FunctionAttribute, int value, Kernel, Device);
   Result (*LaunchKernelEx)(const LaunchConfig*, Function, void** parameters, void** extra);
   Result (*MemsetD8Async)(Pointer, unsigned char value, size_t bytes, Stream);
+  // Of timing alone.
+  Result (*MemGetInfo)(size_t* free, size_t* total);
+  Result (*MemAlloc)(Pointer*, size_t bytes);
+  Result (*MemFree)(Pointer);
+  Result (*MemcpyHtoDAsync)(Pointer, const void*, size_t bytes, Stream);
+  Result (*MemcpyDtoDAsync)(Pointer to, Pointer from, size_t bytes, Stream);
+  Result (*StreamCreate)(Stream*, unsigned flags);
+  Result (*StreamSynchronize)(Stream);
+  Result (*StreamDestroy)(Stream);
+  Result (*EventCreate)(Event*, unsigned flags);
+  Result (*EventRecord)(Event, Stream);
+  Result (*EventSynchronize)(Event);
+  Result (*EventElapsedTime)(float* milliseconds, Event from, Event to);
+  Result (*EventDestroy)(Event);
+  Result (*ThreadExchangeStreamCaptureMode)(CaptureMode*);
 };
 
 }  // namespace cu
@@ -135,7 +156,7 @@ enum class Scale : uint32_t {
 };
 
 // An epilogue is the sum of its parts, or kNone.
-enum class Epilogue : uint32_t { kNone = 1, kBias = 4, kGelu = 32, kAux = 128 };
+enum class Epilogue : uint32_t { kNone = 1, kRelu = 2, kBias = 4, kGelu = 32, kAux = 128 };
 
 enum class PrefAttr : uint32_t {
   kMaxWorkspace = 1,  // uint64

@@ -41,6 +41,7 @@ ffi::Error Driver::FindFunctions(const std::string& path) {
   library.Find("cuGetErrorName", f.GetErrorName, missing);
   library.Find("cuDriverGetVersion", f.DriverGetVersion, missing);
   library.Find("cuDeviceGet", f.DeviceGet, missing);
+  library.Find("cuDeviceGetName", f.DeviceGetName, missing);
   library.Find("cuDevicePrimaryCtxRetain", f.DevicePrimaryCtxRetain, missing);
   library.Find("cuCtxPushCurrent_v2", f.CtxPushCurrent, missing);
   library.Find("cuCtxPopCurrent_v2", f.CtxPopCurrent, missing);
@@ -50,6 +51,20 @@ ffi::Error Driver::FindFunctions(const std::string& path) {
   library.Find("cuKernelSetAttribute", f.KernelSetAttribute, missing);
   library.Find("cuLaunchKernelEx", f.LaunchKernelEx, missing);
   library.Find("cuMemsetD8Async", f.MemsetD8Async, missing);
+  library.Find("cuMemGetInfo_v2", f.MemGetInfo, missing);
+  library.Find("cuMemAlloc_v2", f.MemAlloc, missing);
+  library.Find("cuMemFree_v2", f.MemFree, missing);
+  library.Find("cuMemcpyHtoDAsync_v2", f.MemcpyHtoDAsync, missing);
+  library.Find("cuMemcpyDtoDAsync_v2", f.MemcpyDtoDAsync, missing);
+  library.Find("cuStreamCreate", f.StreamCreate, missing);
+  library.Find("cuStreamSynchronize", f.StreamSynchronize, missing);
+  library.Find("cuStreamDestroy_v2", f.StreamDestroy, missing);
+  library.Find("cuEventCreate", f.EventCreate, missing);
+  library.Find("cuEventRecord", f.EventRecord, missing);
+  library.Find("cuEventSynchronize", f.EventSynchronize, missing);
+  library.Find("cuEventElapsedTime", f.EventElapsedTime, missing);
+  library.Find("cuEventDestroy_v2", f.EventDestroy, missing);
+  library.Find("cuThreadExchangeStreamCaptureMode", f.ThreadExchangeStreamCaptureMode, missing);
   if (missing.empty()) return ffi::Error::Success();
   return Failed("cuda", "the driver library " + path + " lacks " + missing +
                             ". Install the NVIDIA driver, 525 or newer.");
@@ -76,6 +91,16 @@ ffi::ErrorOr<cu::Context> Driver::ContextOf(int ordinal) {
   }
   contexts_[ordinal].store(context, std::memory_order_release);
   return context;
+}
+
+ffi::ErrorOr<std::string> Driver::NameOf(int ordinal) {
+  cu::Device device = 0;
+  char name[256] = {};
+  cu::Result r = functions_.DeviceGet(&device, ordinal);
+  if (r == cu::Result::kSuccess) r = functions_.DeviceGetName(name, sizeof(name), device);
+  if (r == cu::Result::kSuccess) return std::string(name);
+  return ffi::Unexpected(
+      Error("cuda", "cuDeviceGetName", r, " for device " + std::to_string(ordinal) + "."));
 }
 
 ffi::Error Driver::Error(const char* op, const char* call, cu::Result result,

@@ -29,6 +29,9 @@ class Driver {
   // The primary context of a device, which is the one XLA uses. It is never released.
   ffi::ErrorOr<cu::Context> ContextOf(int ordinal);
 
+  // The device's name, as nvidia-smi shows it.
+  ffi::ErrorOr<std::string> NameOf(int ordinal);
+
   // "cuLaunchKernel failed with CUDA_ERROR_INVALID_VALUE{ending}"
   ffi::Error Error(const char* op, const char* call, cu::Result result,
                    const std::string& ending = ".") const;

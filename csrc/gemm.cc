@@ -2,7 +2,8 @@
 //
 //   out[b,i,j] = f( sum_k op(lhs)[b,i,k] op(rhs)[b,k,j] + add[b,i,j] + bias[j] )
 //
-// i < m, j < n; f is the identity or tanh-GELU, aux is f's argument. Every matrix is row-major:
+// i < m, j < n; f is the identity, tanh-GELU or ReLU, aux is GELU's argument. Every matrix is
+// row-major:
 //   lhs [m,k], or [k,m] with transa     rhs [k,n], or [n,k] with transb     out, add, aux [m,n]
 // lhs and rhs may have a leading dimension and a batch stride; the others are dense. Operands of 8
 // bits may have scales, and on sm_90 must be [m,k] and [n,k].

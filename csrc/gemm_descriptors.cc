@@ -59,6 +59,7 @@ ffi::ErrorOr<lt::Desc> GemmPlan::MakeDesc() const {
   };
   const uint32_t epilogue = (p_.bias ? uint32_t(lt::Epilogue::kBias) : 0) +
                             (p_.gelu ? uint32_t(lt::Epilogue::kGelu) : 0) +
+                            (p_.relu ? uint32_t(lt::Epilogue::kRelu) : 0) +
                             (p_.aux ? uint32_t(lt::Epilogue::kAux) : 0);
   // The heuristic reads off an address whether there is one and how it is aligned.
   void* aligned = reinterpret_cast<void*>(uintptr_t{4096});

@@ -138,7 +138,17 @@ ffi::Error GemmPlan::Launch(int ordinal, cu::Stream stream, const GemmBuffers& b
   if (scope.result() != cu::Result::kSuccess) {
     return Driver::Get().Error(kGemmOp, "cuCtxPushCurrent", scope.result());
   }
-  const Choice& choice = *choices_[ordinal].load(std::memory_order_acquire);
+  return Run(*choices_[ordinal].load(std::memory_order_acquire), stream, buffers);
+}
+
+ffi::Error GemmPlan::LaunchWith(const lt::Algo& algo, int ordinal, cu::Stream stream,
+                                const GemmBuffers& buffers) {
+  auto handle = CublasLt::Get().HandleOn(ordinal);
+  if (!handle.has_value()) return handle.error();
+  return Run({*handle, algo}, stream, buffers);
+}
+
+ffi::Error GemmPlan::Run(const Choice& choice, cu::Stream stream, const GemmBuffers& buffers) {
   if (!HasPointers()) return Matmul(choice, desc_, buffers, stream);
   auto desc = Take();
   if (!desc.has_value()) return desc.error();

@@ -62,6 +62,10 @@ class GemmPlan {
 
   ffi::Error Launch(int ordinal, cu::Stream stream, const GemmBuffers& buffers);
 
+  // Likewise with an algorithm of `Candidates`, the device's context current.
+  ffi::Error LaunchWith(const lt::Algo& algo, int ordinal, cu::Stream stream,
+                        const GemmBuffers& buffers);
+
  private:
   struct Choice {
     lt::Handle handle;
@@ -81,6 +85,7 @@ class GemmPlan {
   lt::Status MakePreference();
   ffi::ErrorOr<std::vector<lt::HeuristicResult>> AskHeuristic(lt::Handle handle, int max) const;
   bool Accepts(lt::Handle handle) const;
+  ffi::Error Run(const Choice& choice, cu::Stream stream, const GemmBuffers& buffers);
   ffi::Error Matmul(const Choice& choice, lt::Desc desc, const GemmBuffers& buffers,
                     cu::Stream stream) const;
 

@@ -171,6 +171,7 @@ ffi::Error CompleteGemmProblem(GemmProblem& p) {
     }
     if (*x.stride < 0) *x.stride = x.rows * *x.ld;
   }
+  if (p.relu && p.gelu) return InvalidAttribute(kGemmOp, "relu", p.relu, "0 with gelu");
   if (p.aux && !p.gelu) return InvalidAttribute(kGemmOp, "aux", p.aux, "0 without gelu");
   if (p.aux && (p.n % kAuxMultiple || (p.batch > 1 && p.m * p.n % kAuxMultiple))) {
     return InvalidAttribute(kGemmOp, "n", p.n, "a multiple of 8 with aux");

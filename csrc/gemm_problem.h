@@ -25,19 +25,19 @@ enum class ScaleMode : int64_t {
 
 struct GemmProblem {
   int64_t m, n, k, batch;
-  int64_t transa, transb;        // lhs is stored [k, m]; rhs is stored [n, k]
-  int64_t lda, ldb;              // elements between rows as stored; 0: dense
-  int64_t stride_a, stride_b;    // elements between batches; -1: dense
-  int64_t type, type_b;          // cudaDataType of lhs and of rhs; -1: as lhs
-  int64_t out_type, bias_type;   // of out, add and aux; of bias, -1: as out
-  int64_t scale_a, scale_b;      // ScaleMode of lhs and of rhs, whose values are stored * scale
-  int64_t fast_accum;            // 8-bit operands: 1 to add up in the tensor cores' short format
-  int64_t compute;               // cublasComputeType
-  int64_t add, bias, gelu, aux;  // 1 where the epilogue has it
-  int64_t sm_count;              // multiprocessors to use; 0: all
-  int64_t align;                 // bytes, of every address; XLA promises 16
-  int64_t workspace_bytes;       // the most that the algorithm may use
-  int64_t algo_version;          // cublasLtGetVersion() of the library that made algo; 0: no algo
+  int64_t transa, transb;       // lhs is stored [k, m]; rhs is stored [n, k]
+  int64_t lda, ldb;             // elements between rows as stored; 0: dense
+  int64_t stride_a, stride_b;   // elements between batches; -1: dense
+  int64_t type, type_b;         // cudaDataType of lhs and of rhs; -1: as lhs
+  int64_t out_type, bias_type;  // of out, add and aux; of bias, -1: as out
+  int64_t scale_a, scale_b;     // ScaleMode of lhs and of rhs, whose values are stored * scale
+  int64_t fast_accum;           // 8-bit operands: 1 to add up in the tensor cores' short format
+  int64_t compute;              // cublasComputeType
+  int64_t add, bias, gelu, aux, relu;  // 1 where the epilogue has it
+  int64_t sm_count;                    // multiprocessors to use; 0: all
+  int64_t align;                       // bytes, of every address; XLA promises 16
+  int64_t workspace_bytes;             // the most that the algorithm may use
+  int64_t algo_version;  // cublasLtGetVersion() of the library that made algo; 0: no algo
   uint8_t algo[sizeof(lt::Algo)];
 };
 
@@ -73,6 +73,7 @@ constexpr GemmField kGemmFields[] = {
     {"bias", &GemmProblem::bias, 0, 0, 1},
     {"gelu", &GemmProblem::gelu, 0, 0, 1},
     {"aux", &GemmProblem::aux, 0, 0, 1},
+    {"relu", &GemmProblem::relu, 0, 0, 1},
     {"sm_count", &GemmProblem::sm_count, 0, 0, 1 << 16},
     {"align", &GemmProblem::align, 16, 1, 256},
     {"workspace_bytes", &GemmProblem::workspace_bytes, 0, 0, int64_t{1} << 40},

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "gemm_timing.h"
 #include "handlers.h"
 
 namespace py = pybind11;
@@ -11,10 +12,14 @@ namespace py = pybind11;
 namespace shardops {
 namespace {
 
-// A failure becomes RuntimeError, a caller's mistake ValueError.
+// A failure becomes RuntimeError, a caller's mistake ValueError, a lack of memory MemoryError.
 void Raise(const ffi::Error& error) {
   if (error.success()) return;
   if (error.errc() == ffi::ErrorCode::kInvalidArgument) throw py::value_error(error.message());
+  if (error.errc() == ffi::ErrorCode::kResourceExhausted) {
+    PyErr_SetString(PyExc_MemoryError, error.message().c_str());
+    throw py::error_already_set();
+  }
   throw std::runtime_error(error.message());
 }
 
@@ -77,24 +82,33 @@ GemmProblem ProblemFrom(const py::kwargs& attributes) {
   return p;
 }
 
-py::list GemmQuery(int device, int limit, const py::kwargs& attributes) {
+py::list GemmQuery(int device, int limit, bool timed, const py::kwargs& attributes) {
   if (limit < 1) Raise(InvalidAttribute(kGemmOp, "limit", limit, "at least 1"));
   auto plan = Value(GemmPlan::Make(ProblemFrom(attributes)));
+  std::vector<float> times;
   const auto found = [&] {
     py::gil_scoped_release release;
-    return plan->Candidates(device, limit);
+    auto algorithms = plan->Candidates(device, limit);
+    if (timed && algorithms.has_value()) {
+      auto measured = TimeGemm(*plan, device, *algorithms);
+      if (!measured.has_value()) return decltype(algorithms)(ffi::Unexpected(measured.error()));
+      times = std::move(*measured);
+    }
+    return algorithms;
   }();
   py::list candidates;
   if (!found.has_value()) {
     if (found.error().errc() != ffi::ErrorCode::kUnimplemented) Raise(found.error());
     return candidates;
   }
-  for (const lt::HeuristicResult& r : *found) {
+  for (size_t i = 0; i < found->size(); ++i) {
+    const lt::HeuristicResult& r = (*found)[i];
     py::dict candidate;
     candidate["algo"] = py::bytes(reinterpret_cast<const char*>(&r.algo), sizeof(r.algo));
     candidate["algo_version"] = CublasLt::Get().version();
     candidate["workspace_bytes"] = r.workspace_bytes;
     candidate["waves"] = r.waves;
+    if (timed) candidate["microseconds"] = times[i];
     candidates.append(candidate);
   }
   return candidates;
@@ -112,6 +126,11 @@ py::dict Versions() {
   versions["driver"] = driver;
   versions["cublaslt"] = CublasLt::Get().version();
   return versions;
+}
+
+std::string DeviceName(int device) {
+  Raise(Driver::Get().Load());
+  return Value(Driver::Get().NameOf(device));
 }
 
 py::dict Counters() {
@@ -141,9 +160,12 @@ PYBIND11_MODULE(_core, m) {
       py::arg("driver"), py::arg("cublaslt"),
       "Which libraries to load. False where one was loaded before.");
   m.def("versions", &Versions, "Of the CUDA driver and of cuBLASLt; loads both.");
-  m.def("gemm_query", &GemmQuery, py::arg("device"), py::arg("limit"),
+  m.def("device_name", &DeviceName, py::arg("device"), "As nvidia-smi shows it.");
+  m.def("gemm_query", &GemmQuery, py::arg("device"), py::arg("limit"), py::arg("timed") = false,
         "The algorithms for a GEMM with the given attributes, the fastest by cuBLASLt's heuristic "
-        "first: dicts of algo, algo_version, workspace_bytes, waves. Empty where it has none.");
+        "first: dicts of algo, algo_version, workspace_bytes, waves. Empty where it has none. "
+        "Timed, each one runs on the device and has its microseconds too; MemoryError where the "
+        "memory for that is missing.");
   m.def("counters", &Counters, "How often each thing happened in this process.");
 }
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from shardops.rules.spec import Axes, AxisSizes, Spec
 from shardops.rules.step import Step
@@ -114,6 +116,44 @@ def with_derivative(function: Callable[..., Any]) -> Differentiable:
     """`jax.custom_vjp` of a function whose first two arguments are its statics."""
     differentiable: Any = jax.custom_vjp(function, nondiff_argnums=(0, 1))
     return differentiable
+
+
+def found_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function(*statics, *arrays)` where an eager call costs little Python.
+
+    Called on arrays that are there, it is one program, looked up by its statics: what checks and
+    plans runs while that is traced. Traced, or with statics that are not hashable, it is the
+    function itself.
+
+    Returns: `call(kinds, statics, *arrays)`; `kinds` tells apart statics that are equal and differ.
+    """
+
+    @lru_cache(maxsize=1024, typed=True)
+    def program(kinds: Any, *statics: Any) -> Callable[..., Any]:
+        del kinds
+        return jax.jit(partial(function, *statics), inline=True)
+
+    def call(kinds: Any, statics: tuple[Any, ...], *arrays: Any) -> Any:
+        for array in arrays:
+            if type(array) not in _HERE and not _is_here(array):
+                return function(*statics, *arrays)
+        try:
+            run = program(kinds, *statics)
+        except TypeError:
+            return function(*statics, *arrays)
+        return run(*arrays)
+
+    return call
+
+
+_HERE: set[type] = {type(None)}  # types that `_is_here` knows: asking JAX takes a microsecond
+
+
+def _is_here(array: Any) -> bool:
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return False
+    _HERE.add(type(array))
+    return True
 
 
 def compiled(function: Callable[..., Any]) -> Any:

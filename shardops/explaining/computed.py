@@ -1,10 +1,14 @@
-"""How a product of quantised operands is computed on a device."""
+"""How a product is computed on a device, where that is not plain from its operands."""
 
 import math
 
 import jax
+import jax.numpy as jnp
 
+from shardops.kernels.gemm_layout import layout
+from shardops.kernels.gemm_padding import padded
 from shardops.kernels.target import current_target
+from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.gemm_scaled import ScaledGemmOp
 from shardops.recording import Record
 from shardops.rules.spec import Spec
@@ -13,21 +17,45 @@ _WITHOUT_A_GPU = "sm_90"
 
 
 def computed(record: Record) -> str | None:
-    """In what arithmetic the device's share runs, and why; None of other ops."""
+    """Of quantised operands the arithmetic that the device's share runs in, and why; of others what
+    is copied first; None of other ops."""
     op = record.op
+    if isinstance(op, GemmOp):
+        return _copied(record, op) if op.kernel else None
     if not isinstance(op, ScaledGemmOp):
         return None
     if not op.kernel:
         return "dequantised to float32: the op does not run as a kernel"
     on_gpu = jax.default_backend() == "gpu"
     arch = current_target().arch if on_gpu else _WITHOUT_A_GPU
-    of_data = [op.operands.index(name) for name in ("lhs", "rhs")]
-    plan = op.local_plan(
-        [_local(record, record.shapes[i], record.placement.operands[i]) for i in of_data],
-        [record.dtypes[i] for i in of_data],
-        arch,
-    )
+    shapes, dtypes = _of_data(record, op)
+    plan = op.local_plan(shapes, dtypes, arch)
     return f"on {arch} {plan.why}"
+
+
+def _copied(record: Record, op: GemmOp) -> str | None:
+    """The operands that a kernel copies: cuBLASLt cannot read them where they are, or slowly."""
+    shapes, dtypes = _of_data(record, op)
+    if any(0 in shape for shape in shapes):
+        return None
+    lhs, rhs = shapes
+    found = layout(lhs, rhs, op.contracting, op.batch)
+    moved = [n for n in ("lhs", "rhs") if getattr(found, n).permutation is not None]
+    notes = [f"from a transposed copy of {' and of '.join(moved)}"] if moved else []
+    itemsize, out_itemsize = (jnp.dtype(name).itemsize for name in (dtypes[0], op.out_dtype))
+    larger = padded(found, itemsize, out_itemsize, 1 + op.add + op.save)
+    if larger is not None:
+        names = [n for n in ("m", "n", "k") if getattr(larger, n) != getattr(found, n)]
+        changes = (f"{n} from {getattr(found, n)} to {getattr(larger, n)}" for n in names)
+        notes.append(f"padded for aligned rows: {', '.join(changes)}")
+    return "; ".join(notes) or None
+
+
+def _of_data(record: Record, op: GemmOp | ScaledGemmOp) -> tuple[list[tuple[int, ...]], list[str]]:
+    """Shapes on a device and dtypes of lhs and rhs."""
+    indices = [op.operands.index(name) for name in ("lhs", "rhs")]
+    shapes = [_local(record, record.shapes[i], record.placement.operands[i]) for i in indices]
+    return shapes, [record.dtypes[i] for i in indices]
 
 
 def _local(record: Record, shape: tuple[int, ...], spec: Spec) -> tuple[int, ...]:

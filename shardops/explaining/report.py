@@ -80,7 +80,8 @@ class Entry:
 
     @property
     def computed(self) -> str | None:
-        """In what arithmetic a product of quantised operands runs, and why; None of other ops."""
+        """In what arithmetic a product of quantised operands runs, and why; what a kernel copies
+        first of the operands of another; None where there is nothing to say."""
         return computed(self.record)
 
     @property

@@ -10,11 +10,12 @@ import numpy as np
 from jax.extend import backend
 
 from shardops import config
-from shardops.kernels import library
+from shardops.kernels import autotune, library
 from shardops.kernels.gemm_layout import Layout, layout
+from shardops.kernels.gemm_padding import padded
 from shardops.kernels.target import current_target
 
-Epilogue = Literal["none", "bias", "gelu", "gelu_aux"]
+Epilogue = Literal["none", "bias", "gelu", "gelu_aux", "relu"]
 DimPair = tuple[tuple[int, ...], tuple[int, ...]]
 
 _TARGET_NAME = "shardops_gemm"
@@ -47,16 +48,17 @@ def gemm(
 ) -> tuple[jax.Array, ...]:
     """Multiplies, and does what follows the product in the same kernel where the library can.
 
-        z = lhs · rhs + add + bias;  out = z, or tanh-GELU(z);  aux = z
+        z = lhs · rhs + add + bias;  out = z, tanh-GELU(z) or ReLU(z);  aux = z
 
-    Accumulates in float32. An operand whose dims cuBLASLt cannot address is transposed first.
+    Accumulates in float32. An operand whose dims cuBLASLt cannot address is transposed first, and
+    rows that it would read slowly are padded first where that takes less time.
 
     Args:
       lhs, rhs: of one dtype, float32 | bfloat16 | float16; no empty dim.
       bias: None, or [*rhs free dims].
       add: None, or as the result.
       contracting, batch: dims of lhs and of rhs, as in jax.lax.dot_general.
-      epilogue: what follows the product besides add; "gelu" and "gelu_aux" include the bias.
+      epilogue: what follows the product besides add; an activation comes after the bias.
       out_dtype: float32 | bfloat16 | float16.
       precision: as in jax.lax.dot_general, but None is full float32 for float32 operands unless
         jax_default_matmul_precision says otherwise.
@@ -108,7 +110,11 @@ def finish(
         z = z + add.astype(jnp.float32)
     if bias is not None:
         z = z + bias.astype(jnp.float32)
-    out = jax.nn.gelu(z, approximate=True) if epilogue in ("gelu", "gelu_aux") else z
+    out = z
+    if epilogue in ("gelu", "gelu_aux"):
+        out = jax.nn.gelu(z, approximate=True)
+    elif epilogue == "relu":
+        out = jax.nn.relu(z)
     results = (out, z) if epilogue == "gelu_aux" else (out,)
     return tuple(r.astype(out_dtype) for r in results)
 
@@ -128,16 +134,28 @@ class _Product:
         out_dtype: np.dtype,
     ) -> tuple[jax.Array, ...] | None:
         """The custom call's results; None where cuBLASLt has no algorithm for it."""
-        operands = [self.layout.lhs.stored(lhs), self.layout.rhs.stored(rhs)]
-        result = jax.ShapeDtypeStruct(self.layout.result, out_dtype)
+        shape = self.layout
         if bias is not None:
             bias = bias.astype(out_dtype)
-        return custom_call(
-            self._matrices(lhs.dtype, out_dtype), operands, bias, add, epilogue, result
+        outs = 1 + (add is not None) + (epilogue == "gelu_aux")
+        larger = padded(shape, lhs.dtype.itemsize, out_dtype.itemsize, outs)
+        if larger is None:
+            operands = [shape.lhs.stored(lhs), shape.rhs.stored(rhs)]
+            matrices = self._matrices(shape, lhs.dtype, out_dtype)
+            result = jax.ShapeDtypeStruct(shape.result, out_dtype)
+            return custom_call(matrices, operands, bias, add, epilogue, result)
+        *operands, dense = larger.operands(shape, lhs, rhs)
+        found = custom_call(
+            self._matrices(dense, lhs.dtype, out_dtype),
+            operands,
+            None if bias is None else larger.bias(bias),
+            None if add is None else larger.added(shape, add),
+            epilogue,
+            jax.ShapeDtypeStruct(dense.result, out_dtype),
         )
+        return None if found is None else tuple(larger.cut(shape, r) for r in found)
 
-    def _matrices(self, dtype: Any, out_dtype: np.dtype) -> dict[str, int]:
-        shape = self.layout
+    def _matrices(self, shape: Layout, dtype: Any, out_dtype: np.dtype) -> dict[str, int]:
         return {
             "m": shape.m,
             "n": shape.n,
@@ -190,6 +208,7 @@ def custom_call(
         "bias": int(bias is not None),
         "gelu": int(gelu),
         "aux": int(aux),
+        "relu": int(epilogue == "relu"),
     }
     if config.get().sm_margin:
         attributes["sm_count"] = current_target().sm_count  # the margin is taken off already
@@ -217,7 +236,8 @@ def custom_call(
 
 
 def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
-    """The attributes that say how: cuBLASLt's favourite here, None where it has none.
+    """The attributes that say how: cuBLASLt's favourite here, or with SHARDOPS_AUTOTUNE=1 the
+    fastest; None where it has none.
 
     A process without CUDA devices leaves the choice to the one that runs the program.
     """
@@ -225,15 +245,20 @@ def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
     extension = library.core()
     if device is None:
         return {"workspace_bytes": np.int64(_WORKSPACE_LIMIT)}
-    found = extension.gemm_query(
-        device=device, limit=1, **attributes, workspace_bytes=_WORKSPACE_LIMIT
-    )
-    if not found:
-        return None
+    found = None
+    if config.get().autotune:
+        found = autotune.tuned(extension, device, attributes, _WORKSPACE_LIMIT)
+    if found is None:
+        candidates = extension.gemm_query(
+            device=device, limit=1, **attributes, workspace_bytes=_WORKSPACE_LIMIT
+        )
+        if not candidates:
+            return None
+        found = candidates[0]
     return {
-        "algo": np.frombuffer(found[0]["algo"], np.uint8),
-        "algo_version": np.int64(found[0]["algo_version"]),
-        "workspace_bytes": np.int64(found[0]["workspace_bytes"]),
+        "algo": np.frombuffer(found["algo"], np.uint8),
+        "algo_version": np.int64(found["algo_version"]),
+        "workspace_bytes": np.int64(found["workspace_bytes"]),
     }
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from shardops import array_type, config, routing
 from shardops.fusing.marking import markable
-from shardops.op import Wanted, compiled, with_derivative
+from shardops.op import Wanted, compiled, found_again, with_derivative
 from shardops.primitives import check
 from shardops.primitives.gemm_cotangents import operand_cotangents
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation, GemmOp
@@ -30,14 +30,16 @@ from shardops.rules.spec import Spec
 
 Dims = tuple[int, ...]
 OutSharding = PartitionSpec | Literal["cheapest"] | None
+_LAST_FIRST: tuple[Dims, Dims] = ((-1,), (0,))
+_NONE: tuple[Dims, Dims] = ((), ())
 
 
 def gemm(
     lhs: jax.Array | ScaledArray,
     rhs: jax.Array | ScaledArray,
     *,
-    contracting_dims: tuple[Sequence[int], Sequence[int]] = ((-1,), (0,)),
-    batch_dims: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    contracting_dims: tuple[Sequence[int], Sequence[int]] = _LAST_FIRST,
+    batch_dims: tuple[Sequence[int], Sequence[int]] = _NONE,
     bias: jax.Array | None = None,
     activation: Activation | None = None,
     add: jax.Array | None = None,
@@ -67,7 +69,7 @@ def gemm(
         one both have stays with it, and a sum over such dims is the data-parallel reduction.
       bias: [*r], float32 | bfloat16 | float16.
       activation: None | "gelu" (tanh approximation) | "silu" | "relu". The gradient uses the saved
-        pre-activation.
+        pre-activation, of ReLU the result.
       add: [*l, *r], added to the product (gradient accumulation).
       out_dtype: dtype of the result; None: the operands'. Where it is wider than theirs, the
         cotangent is rounded to the operands' dtype before the products of the gradient.
@@ -86,6 +88,29 @@ def gemm(
       their operand, which lies in whole blocks on each device, or is gathered.
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
+    dims = (contracting_dims, batch_dims)
+    statics = (*dims, activation, out_dtype, out_sharding, precise_accumulation)
+    kinds = None if contracting_dims is _LAST_FIRST and batch_dims is _NONE else _kinds(dims)
+    return _eager(kinds, statics, lhs, rhs, bias, add)
+
+
+def _kinds(value: Any) -> Any:
+    """The types in nested sequences: True is no dim, though it equals 1."""
+    return tuple(map(_kinds, value)) if isinstance(value, tuple | list) else type(value)
+
+
+def _gemm(
+    contracting_dims: Any,
+    batch_dims: Any,
+    activation: Any,
+    out_dtype: Any,
+    out_sharding: Any,
+    precise_accumulation: Any,
+    lhs: Any,
+    rhs: Any,
+    bias: Any,
+    add: Any,
+) -> jax.Array:
     bias, add = check.arrays("gemm", bias=bias, add=add)
     lhs, rhs = check.operands("gemm", unwrapped(lhs), unwrapped(rhs))
     contracting, like = check.gemm_dims("gemm", lhs, rhs, contracting_dims, batch_dims)
@@ -110,6 +135,9 @@ def gemm(
     if add is not None:
         check.shape("gemm", "add", add, dims.out_shape)
     return product(op, lhs, rhs, bias, add, out_sharding)
+
+
+_eager = found_again(_gemm)
 
 
 def product(
@@ -160,8 +188,10 @@ def _run(
 
 def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: Any) -> Any:
     types = tuple(None if a is None else array_type.Type.of(a) for a in (bias, add))
-    if op.activation is None:
-        return _product(op, wanted, lhs, rhs, bias, add), (lhs, rhs, None, types)
+    if op.activation in (None, "relu"):
+        # Where ReLU lets through is seen by its result, which whoever comes next saves anyway.
+        out = _product(op, wanted, lhs, rhs, bias, add)
+        return out, (lhs, rhs, None if op.activation is None else out, types)
     if wanted is not None and array_type.mesh_of(*arrays_of(lhs)).auto_axes:
         # Asked of two results of an op, the partitioner moves them one by one.
         out, pre = _apart(op, wanted, lhs, rhs, bias, add)
@@ -173,12 +203,15 @@ def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: A
 
 def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
     """dz = dout · activation';  dlhs = dz · rhsᵀ,  drhs = lhsᵀ · dz,  dbias = sum_rows(dz)."""
-    lhs, rhs, pre, (bias_type, add_type) = saved
+    lhs, rhs, seen, (bias_type, add_type) = saved
     with jax.named_scope(f"shardops.{op.name}.grad"):
         dz = dout
         if op.activation is not None:
-            _, pull = jax.vjp(_activation(op), pre.astype(jnp.float32))
+            _, pull = jax.vjp(_activation(op), seen.astype(jnp.float32))
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
+            if bias_type is not None:
+                # Else XLA writes dz in float32 for its sum, and rounds it in another pass.
+                dz = jax.lax.optimization_barrier(dz)
             dz = _as_result(op, wanted, dz)
         dlhs, drhs = operand_cotangents(op, lhs, rhs, dz)
         dbias = dadd = None

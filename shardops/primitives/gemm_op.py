@@ -224,15 +224,17 @@ class GemmOp:
         self, local: Callable[..., tuple[jax.Array, ...]], arrays: Arrays, **also: Any
     ) -> tuple[jax.Array, ...]:
         """The results by a local primitive."""
-        epilogue = "gelu_aux" if self.save else "gelu"
-        fused = self.activation == "gelu"
+        epilogue = "bias" if self.bias else "none"
+        fused = self.activation in ("gelu", "relu")
+        if fused:
+            epilogue = "gelu_aux" if self.save else self.activation
         results = local(
             *arrays,
             contracting=self.contracting,
             batch=self.batch,
             bias=self.bias,
             add=self.add,
-            epilogue=epilogue if fused else "bias" if self.bias else "none",
+            epilogue=epilogue,
             out_dtype=self.out_dtype,
             precision=self.precision,
             kernel=self.kernel,
@@ -268,9 +270,10 @@ def gemm_reference(
     if bias_array is not None:
         z = z + bias_array.astype(jnp.float32)
     pre = z.astype(out_dtype)
-    if epilogue not in ("gelu", "gelu_aux"):
+    if epilogue in ("none", "bias"):
         return (pre,)
-    out = jax.nn.gelu(z).astype(out_dtype)
+    activate = jax.nn.relu if epilogue == "relu" else jax.nn.gelu
+    out = activate(z).astype(out_dtype)
     return (out, pre) if epilogue == "gelu_aux" else (out,)
 
 

@@ -66,6 +66,8 @@ CHECK_VALUE(cu::FunctionAttribute::kMaxDynamicSharedBytes,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 CHECK_VALUE(cu::FunctionAttribute::kNonPortableClusterSizeAllowed,
             CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
+CHECK_VALUE(cu::CaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+CHECK_VALUE(cu::StreamFlags::kNonBlocking, CU_STREAM_NON_BLOCKING);
 CHECK_VALUE(cu::LaunchAttributeId::kClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 
 static_assert(sizeof(cu::LaunchAttribute) == sizeof(CUlaunchAttribute));
@@ -95,6 +97,7 @@ CHECK_FUNCTION(cu::Functions::Init, cuInit);
 CHECK_FUNCTION(cu::Functions::GetErrorName, cuGetErrorName);
 CHECK_FUNCTION(cu::Functions::DriverGetVersion, cuDriverGetVersion);
 CHECK_FUNCTION(cu::Functions::DeviceGet, cuDeviceGet);
+CHECK_FUNCTION(cu::Functions::DeviceGetName, cuDeviceGetName);
 CHECK_FUNCTION(cu::Functions::DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain);
 CHECK_FUNCTION(cu::Functions::CtxPushCurrent, cuCtxPushCurrent_v2);
 CHECK_FUNCTION(cu::Functions::CtxPopCurrent, cuCtxPopCurrent_v2);
@@ -104,6 +107,20 @@ CHECK_FUNCTION(cu::Functions::KernelGetFunction, cuKernelGetFunction);
 CHECK_FUNCTION(cu::Functions::KernelSetAttribute, cuKernelSetAttribute);
 CHECK_FUNCTION(cu::Functions::LaunchKernelEx, cuLaunchKernelEx);
 CHECK_FUNCTION(cu::Functions::MemsetD8Async, cuMemsetD8Async);
+CHECK_FUNCTION(cu::Functions::MemGetInfo, cuMemGetInfo_v2);
+CHECK_FUNCTION(cu::Functions::MemAlloc, cuMemAlloc_v2);
+CHECK_FUNCTION(cu::Functions::MemFree, cuMemFree_v2);
+CHECK_FUNCTION(cu::Functions::MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2);
+CHECK_FUNCTION(cu::Functions::MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2);
+CHECK_FUNCTION(cu::Functions::StreamCreate, cuStreamCreate);
+CHECK_FUNCTION(cu::Functions::StreamSynchronize, cuStreamSynchronize);
+CHECK_FUNCTION(cu::Functions::StreamDestroy, cuStreamDestroy_v2);
+CHECK_FUNCTION(cu::Functions::EventCreate, cuEventCreate);
+CHECK_FUNCTION(cu::Functions::EventRecord, cuEventRecord);
+CHECK_FUNCTION(cu::Functions::EventSynchronize, cuEventSynchronize);
+CHECK_FUNCTION(cu::Functions::EventElapsedTime, cuEventElapsedTime);
+CHECK_FUNCTION(cu::Functions::EventDestroy, cuEventDestroy_v2);
+CHECK_FUNCTION(cu::Functions::ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
 
 // ------------------------------------------------------------------------------------ cuBLASLt
 
@@ -167,13 +184,15 @@ CHECK_VALUE(lt::Scale::kBlock128x128, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32
 
 // The parts of an epilogue add up to those that the library has.
 constexpr unsigned kBias = unsigned(lt::Epilogue::kBias), kGelu = unsigned(lt::Epilogue::kGelu),
-                   kAux = unsigned(lt::Epilogue::kAux);
+                   kAux = unsigned(lt::Epilogue::kAux), kRelu = unsigned(lt::Epilogue::kRelu);
 CHECK_VALUE(lt::Epilogue::kNone, CUBLASLT_EPILOGUE_DEFAULT);
 CHECK_VALUE(kBias, CUBLASLT_EPILOGUE_BIAS);
 CHECK_VALUE(kGelu, CUBLASLT_EPILOGUE_GELU);
 CHECK_VALUE(kGelu + kBias, CUBLASLT_EPILOGUE_GELU_BIAS);
 CHECK_VALUE(kGelu + kAux, CUBLASLT_EPILOGUE_GELU_AUX);
 CHECK_VALUE(kGelu + kAux + kBias, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
+CHECK_VALUE(kRelu, CUBLASLT_EPILOGUE_RELU);
+CHECK_VALUE(kRelu + kBias, CUBLASLT_EPILOGUE_RELU_BIAS);
 
 CHECK_VALUE(lt::PrefAttr::kMaxWorkspace, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 CHECK_VALUE(lt::PrefAttr::kMinAlignA, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);

@@ -19,6 +19,7 @@ CLASSES = (
     "gemm_problem.cc",
     "gemm_plan.cc",
     "gemm_descriptors.cc",
+    "gemm_timing.cc",
 )
 _JOBS = 2
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -54,12 +55,14 @@ def build_fakes(
     A process that goes on to use the real ones needs other names: what is loaded under a name is
     what everybody gets who asks for it.
     """
-    sources = [TESTS / name for name in ("fake_cuda.cc", "fake_cublaslt.cc", "fake_matmul.cc")]
+    driver = ("fake_cuda.cc", "fake_cuda_streams.cc")
+    blas = ("fake_cublaslt.cc", "fake_matmul.cc")
+    sources = [TESTS / name for name in (*driver, *blas)]
     made = compile_all(folder, sources, ["-fvisibility=default", *flags])
-    link(folder / cuda, [made["fake_cuda.cc"]], ["-shared", *flags])
+    link(folder / cuda, [made[name] for name in driver], ["-shared", *flags])
     link(
         folder / cublaslt,
-        [made["fake_cublaslt.cc"], made["fake_matmul.cc"]],
+        [made[name] for name in blas],
         ["-shared", *flags, f"-l:{cuda}"],
     )
 

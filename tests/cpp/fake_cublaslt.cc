@@ -4,6 +4,7 @@
 //
 // FAKE_CUBLASLT_REFUSES=gelu makes it know no algorithm with GELU; =fp8, none for 8-bit operands;
 // =all, no algorithm at all.
+// FAKE_CUBLASLT_MICROSECONDS=30,10,20: what algorithms 0, 1 and 2 spend of the streams' clock.
 #include <unistd.h>
 
 #include <atomic>
@@ -48,6 +49,12 @@ class InUse {
 
 constexpr uint64_t kMagic = 0xc0ffee;
 uint64_t Workspace(const lt::Algo& algo) { return algo.data[1] << 16; }
+
+double Microseconds(uint64_t algorithm) {
+  const char* at = std::getenv("FAKE_CUBLASLT_MICROSECONDS");
+  for (; at && algorithm; --algorithm) at = std::strchr(at, ',') ? std::strchr(at, ',') + 1 : "0";
+  return at ? std::atof(at) : 0;
+}
 
 template <class T>
 Status Put(T& field, const void* value, size_t bytes) {
@@ -211,6 +218,7 @@ Status cublasLtMatmul(lt::Handle handle, lt::Desc desc, const void* alpha, const
     if (p == reinterpret_cast<void*>(4096)) return Bad("placeholder pointer");
   }
   if (const char* pause = std::getenv("FAKE_CUBLASLT_SLEEP_US")) usleep(std::atoi(pause));
+  fake_cuda_spend(Microseconds(algo->data[1]));
   Compute(d, *static_cast<const float*>(alpha), A, Of(a), B, Of(b),
           *static_cast<const float*>(beta), C, Of(c), O, Of(o));
   return Status::kSuccess;

@@ -4,6 +4,7 @@
 #include "fake_cuda.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -30,6 +31,7 @@ constexpr int kDevices = 2;
 std::atomic<int64_t> libraries{0}, kernels{0}, memsets{0}, launches{0};
 thread_local std::vector<int> current;  // stack of devices
 thread_local bool capturing = false;
+std::atomic<int> captures{0};  // threads that capture, each for all threads
 
 template <class T>
 T Read(void** parameters, int i) {
@@ -96,7 +98,11 @@ Real Cast(Fake* fake) {
 
 extern "C" {
 
-void fake_cuda_capture(bool on) { capturing = on; }
+void fake_cuda_capture(bool on) {
+  captures += static_cast<int>(on) - static_cast<int>(capturing);
+  capturing = on;
+}
+bool fake_cuda_any_capture() { return captures > 0; }
 bool fake_cuda_capturing() { return capturing; }
 int fake_cuda_current_device() { return current.empty() ? -1 : current.back(); }
 FakeCudaCounters fake_cuda_counters() { return {libraries, kernels, memsets, launches}; }
@@ -126,6 +132,12 @@ cu::Result cuDriverGetVersion(int* version) {
 cu::Result cuDeviceGet(cu::Device* device, int ordinal) {
   *device = ordinal;
   return ordinal >= 0 && ordinal < kDevices ? kOk : Code(kInvalidDevice);
+}
+
+cu::Result cuDeviceGetName(char* name, int bytes, cu::Device device) {
+  if (device < 0 || device >= kDevices) return Code(kInvalidDevice);
+  std::snprintf(name, static_cast<size_t>(bytes), "Fake GPU");
+  return kOk;
 }
 
 cu::Result cuDevicePrimaryCtxRetain(cu::Context* context, cu::Device device) {
@@ -240,3 +252,4 @@ SAME_TYPE(cuKernelGetFunction, KernelGetFunction);
 SAME_TYPE(cuKernelSetAttribute, KernelSetAttribute);
 SAME_TYPE(cuLaunchKernelEx, LaunchKernelEx);
 SAME_TYPE(cuMemsetD8Async, MemsetD8Async);
+SAME_TYPE(cuDeviceGetName, DeviceGetName);

@@ -179,6 +179,7 @@ void Compute(const FakeDesc& d, double alpha, const void* A, const FakeLayout& a
           Write(d.aux, o.type, z * d.aux_stride + i + j * d.aux_ld, v);
         }
         if (Has(d, lt::Epilogue::kGelu)) v = Gelu(v);
+        if (Has(d, lt::Epilogue::kRelu)) v = v < 0 ? 0 : v;  // NaN stays
         Write(O, o.type, z * o.stride + i + j * o.ld, v);
       }
     }

@@ -51,7 +51,8 @@ void Compare(GemmProblem p, int device = 0) {
         if (p.add) v += at(b.add, here);
         if (p.bias) v += at(b.bias, j);
         if (p.aux) worst = std::max(worst, std::abs(at(b.aux, here) - v));
-        worst = std::max(worst, std::abs(at(b.out, here) - (p.gelu ? Gelu(v) : v)));
+        const double want = p.gelu ? Gelu(v) : p.relu ? std::max(v, 0.0) : v;
+        worst = std::max(worst, std::abs(at(b.out, here) - want));
       }
     }
   }
@@ -68,6 +69,8 @@ void TestValues() {
       p.workspace_bytes = 1 << 20;
       Compare(p);
       p.batch = 3;
+      Compare(p);
+      p.gelu = 0, p.relu = 1;
       Compare(p);
     }
   }
@@ -121,6 +124,7 @@ void TestErrors() {
                 "'m' is 6; expected a multiple of 4"},
            Case{message([](auto& p) { p.compute = 1; }), "'compute' is 1; expected 68 or 77."},
            Case{message([](auto& p) { p.aux = 1; }), "'aux' is 1; expected 0 without gelu."},
+           Case{message([](auto& p) { p.gelu = p.relu = 1; }), "'relu' is 1; expected 0 with gelu"},
            Case{message([](auto& p) { p.aux = p.gelu = 1, p.n = 9; }), "expected a multiple of 8"},
            Case{message([](auto& p) { p.align = 512; }), "'align' is 512; expected 1 to 256."},
        }) {

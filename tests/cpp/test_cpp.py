@@ -13,7 +13,7 @@ from tests.cpp import build
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 
 THREADED = ("gemm_test", "launch_test")
-PROGRAMS = (*THREADED, "gemm_scales_test")
+PROGRAMS = (*THREADED, "gemm_scales_test", "gemm_timing_test")
 ADDRESS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREAD = ("-O1", "-g1", "-fsanitize=thread")
 OFFICIAL = "SHARDOPS_CUBLAS_INCLUDE"

@@ -1,4 +1,4 @@
-"""In what arithmetic a product of quantised operands runs, as the report has it."""
+"""How a product is computed on a device, as the report has it."""
 
 import jax
 import jax.numpy as jnp
@@ -43,3 +43,29 @@ def test_report_says_how_a_scaled_product_is_computed(recipe, shape, said):
     assert said in str(report)
     assert said in report.to_html()
     assert [e.computed for e in report.entries[:-1]] == [None] * (len(report.entries) - 1)
+
+
+@pytest.mark.parametrize(
+    "shapes, contracting, said",
+    [
+        (((8, 16), (16, 24)), ((1,), (0,)), None),
+        (((16, 8), (24, 16)), ((0,), (1,)), None),
+        (((8, 4, 4, 6), (4, 6, 24)), ((1, 3), (0, 1)), "from a transposed copy of lhs"),
+        (((8, 24), (5, 24)), ((1,), (1,)), None),
+        (
+            ((4096, 4098), (4098, 4096)),
+            ((1,), (0,)),
+            "padded for aligned rows: k from 4098 to 4104",
+        ),
+        (((8, 0), (0, 24)), ((1,), (0,)), None),
+    ],
+)
+def test_report_says_what_a_product_copies(shapes, contracting, said):
+    with meshes.entered("explicit", {"tp": 2}) as mesh:
+        whole = jax.NamedSharding(mesh, P())
+        x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=whole) for s in shapes)
+        program = jax.jit(lambda x, w: so.gemm(x, w, contracting_dims=contracting))
+        report = so.explain(program, compare=False)(x, w)
+    [product] = report.entries
+    assert product.computed == said
+    assert said is None or said in str(report)

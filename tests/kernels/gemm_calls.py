@@ -12,7 +12,7 @@ from tests.closeness import assert_close
 from tests.kernels.contractions import Contraction
 
 DTYPES = ("float32", "bfloat16", "float16")
-EPILOGUES = ("none", "bias", "gelu", "gelu_aux")
+EPILOGUES = ("none", "bias", "gelu", "gelu_aux", "relu")
 
 
 def gelu(z: np.ndarray) -> np.ndarray:
@@ -61,7 +61,11 @@ class Call:
         z = contraction.product(*(np.asarray(x) for x in self.operands[:2]))
         for extra in self.operands[2:]:
             z = z if extra is None else z + np.asarray(extra).astype(np.float64)
-        self.want = {"gelu": (gelu(z),), "gelu_aux": (gelu(z), z)}.get(epilogue, (z,))
+        self.want = {
+            "gelu": (gelu(z),),
+            "gelu_aux": (gelu(z), z),
+            "relu": (np.maximum(z, 0),),
+        }.get(epilogue, (z,))
 
     def check(self) -> None:
         got = self.function(*self.operands)

@@ -54,6 +54,7 @@ def test_gemm_epilogues(
         fused = not (gelu_asked and (dtype == "float32" or (epilogue == "gelu_aux" and n % 8)))
         flag = int(gelu_asked and fused)
         assert f"gelu = {flag} : i64" in call.text()
+        assert f"relu = {int(epilogue == 'relu')} : i64" in call.text()
         assert f"add = {int(add and fused)} : i64" in call.text()
 
 

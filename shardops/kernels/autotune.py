@@ -1,0 +1,166 @@
+"""The fastest algorithm of each GEMM on this machine's GPU, timed once and remembered."""
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+import secrets
+import threading
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import jax
+
+from shardops import config
+
+# What an entry begins with: files of another version of this format are foreign.
+_FORMAT = "shardops gemm algorithm 1"
+_CANDIDATES = 16
+# The heuristic's first is kept where another one is not clearly faster.
+_LEAST_GAIN = 0.01
+
+Algorithm = dict[str, Any]  # algo: bytes, algo_version, workspace_bytes
+
+_lock = threading.RLock()  # held while timing: two at a time would slow each other down
+_memory: dict[str, Algorithm] = {}
+_warned: set[str] = set()
+
+
+def tuned(
+    extension: Any, device: int, attributes: Mapping[str, int], workspace_limit: int
+) -> Algorithm | None:
+    """The algorithm to use for a GEMM; None: the heuristic's first.
+
+    In a run of several processes only what is on disk counts, where all that share the directory
+    find the same: times differ between processes, and their programs must not.
+
+    Args:
+      extension: `shardops._core`.
+      device: the CUDA ordinal to time on.
+      attributes: of the GEMM, as csrc/gemm_problem.h names them.
+      workspace_limit: bytes that an algorithm may use.
+    """
+    problem = {
+        "attributes": dict(sorted(attributes.items())),
+        "cublaslt": extension.versions()["cublaslt"],
+        "device": extension.device_name(device),
+        "workspace_limit": workspace_limit,
+    }
+    key = hashlib.sha256(json.dumps([_FORMAT, problem]).encode()).hexdigest()
+    with _lock:
+        if key not in _memory:
+            found = _read(key, problem)
+            if found is None and jax.process_count() == 1:
+                found = _timed(extension, device, problem)
+                if found is not None:
+                    _write(key, problem, found)
+            if found is None:
+                return None
+            _memory[key] = found
+        return _memory[key]
+
+
+def clear_memory() -> None:
+    """Forgets what this process knows: for the tests."""
+    with _lock:
+        _memory.clear()
+        _warned.clear()
+
+
+def _timed(extension: Any, device: int, problem: Mapping[str, Any]) -> Algorithm | None:
+    """The fastest candidate; None where there is none, or no memory to time it in."""
+    limit = problem["workspace_limit"]
+    try:
+        candidates = extension.gemm_query(
+            device=device,
+            limit=_CANDIDATES,
+            timed=True,
+            **problem["attributes"],
+            workspace_bytes=limit,
+        )
+    except MemoryError as error:
+        _warn("memory", f"{error} Lower XLA_PYTHON_CLIENT_MEM_FRACTION.")
+        return None
+    if not candidates or not math.isfinite(min(c["microseconds"] for c in candidates)):
+        return None
+    first, best = candidates[0], min(candidates, key=lambda c: c["microseconds"])
+    if best["microseconds"] > first["microseconds"] * (1 - _LEAST_GAIN):
+        best = first
+    return {name: best[name] for name in ("algo", "algo_version", "workspace_bytes")}
+
+
+# ---- The directory -------------------------------------------------------------------------------
+
+
+def _path(key: str) -> pathlib.Path:
+    return config.get().cache_dir / "gemm" / f"{key}.json"
+
+
+def _read(key: str, problem: Mapping[str, Any]) -> Algorithm | None:
+    path = _path(key)
+    try:
+        entry = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _warn("read", f"{path} cannot be read ({error}).")
+        return None
+    except (ValueError, RecursionError):
+        entry = None
+    found = _algorithm(entry, problem)
+    if found is None:
+        _warn("damaged", f"{path} is damaged or foreign, and is not used.")
+    return found
+
+
+def _algorithm(entry: Any, problem: Mapping[str, Any]) -> Algorithm | None:
+    """What an entry says; None where it is not one of this problem."""
+    if not isinstance(entry, dict) or entry.get("format") != _FORMAT:
+        return None
+    if entry.get("problem") != problem or entry.get("digest") != _digest(entry):
+        return None
+    return {
+        "algo": bytes.fromhex(entry["algo"]),
+        "algo_version": problem["cublaslt"],
+        "workspace_bytes": entry["workspace_bytes"],
+    }
+
+
+def _write(key: str, problem: Mapping[str, Any], algorithm: Algorithm) -> None:
+    """Written to a temporary file and renamed: readers see all of it or nothing."""
+    entry = {
+        "format": _FORMAT,
+        "problem": problem,
+        "algo": algorithm["algo"].hex(),
+        "workspace_bytes": algorithm["workspace_bytes"],
+    }
+    text = json.dumps({**entry, "digest": _digest(entry)}, indent=1)
+    path = _path(key)
+    temporary = path.with_name(f".{key[:16]}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        _warn("write", f"{path} cannot be written ({error}); later processes time again.")
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    """Of what an algorithm is, so that no damaged one reaches the library."""
+    text = json.dumps([entry.get(name) for name in ("problem", "algo", "workspace_bytes")])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _warn(what: str, text: str) -> None:
+    """Once for each kind of trouble."""
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(f"shardops: SHARDOPS_AUTOTUNE: {text}", RuntimeWarning, stacklevel=2)
