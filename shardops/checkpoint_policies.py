@@ -22,9 +22,9 @@ from shardops.rules.spec import Spec, to_partition_spec
 
 __all__ = ["gather", "save_gathered"]
 
-_GATHERED = "shardops.gathered"
+GATHERED = "shardops.gathered"
 
-save_gathered = jax.checkpoint_policies.save_only_these_names(_GATHERED)
+save_gathered = jax.checkpoint_policies.save_only_these_names(GATHERED)
 
 
 def gather(w: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -45,7 +45,7 @@ def gather(w: jax.Array, spec: PartitionSpec) -> jax.Array:
         want = "a PartitionSpec, on a mesh of Explicit axes alone"
         fix = "On Auto axes the partitioner decides where a saved value lies."
         raise ValueError(wrong("gather", "spec", f"{spec!r} on {mesh}", want, fix))
-    return checkpoint_name(_gathered(mesh, array_type.type_spec(w), wanted, w), _GATHERED)
+    return checkpoint_name(_gathered(mesh, array_type.type_spec(w), wanted, w), GATHERED)
 
 
 def _gathered(mesh: AbstractMesh, have: Spec, wanted: Spec, w: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ _LARGEST = 2.0**126  # of a scale: the inverse of a larger one is subnormal
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("scale_inv", "amax_history"),
+    data_fields=("scale_inv", "amax_history", "observed"),
     meta_fields=("mode", "format", "layout", "block", "margin", "amax_algorithm"),
 )
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,8 @@ class Quantizer:
       amax_algorithm: of delayed scaling: "max" of the history, or its "most_recent" entry.
       scale_inv: of delayed scaling: the scale of this step, float32 of rank 0.
       amax_history: of delayed scaling: the largest magnitudes of steps before, newest first.
+      observed: of delayed scaling, in a function that is differentiated: where a layer leaves what
+        it saw, as made by `so.recipes.watch`. None in state that is kept.
     """
 
     mode: ScalingMode
@@ -48,6 +50,7 @@ class Quantizer:
     amax_algorithm: AmaxAlgorithm = "max"
     scale_inv: jax.Array | None = None
     amax_history: jax.Array | None = None
+    observed: jax.Array | None = None
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same statics and the same numbers as their state."""
@@ -100,7 +103,7 @@ class Quantizer:
         scale_inv = jnp.where(
             known & (asked >= TINY), jnp.clip(scale_inv, TINY, _LARGEST), self.scale_inv
         )
-        return replace(self, scale_inv=scale_inv, amax_history=history)
+        return replace(self, scale_inv=scale_inv, amax_history=history, observed=None)
 
 
 def _is_real(value: Any) -> bool:
@@ -135,3 +138,25 @@ def delayed(
 def stateless(mode: ScalingMode, format: str, layout: Layout, block: Any = None) -> Quantizer:
     """A quantiser whose scales come from what it quantises."""
     return Quantizer(mode, format, layout, block)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("input", "kernel", "gradient"),
+    meta_fields=(),
+)
+@dataclass(frozen=True)
+class DenseQuantizers:
+    """The quantisers of a dense layer: made by `dense_quantizers` of a recipe.
+
+    A pytree. With delayed scaling it is state: see `so.recipes.watch` and `so.recipes.update`.
+
+    Attributes:
+      input: of the layer's input.
+      kernel: of its kernel.
+      gradient: of the cotangent of its product.
+    """
+
+    input: Quantizer
+    kernel: Quantizer
+    gradient: Quantizer

@@ -5,6 +5,11 @@
     scaled = so.quantize(x, q)
     q = q.update(scaled.amax)  # once a step
 
+and those of a dense layer, whose backward pass quantises too:
+
+    qs = recipe.dense_quantizers()
+    y = so.dense(x, kernel, quantizers=qs)
+
 A role says which operand: "input" (activations), "kernel" (weights) or "gradient" (cotangents).
 Where nothing else is asked for, inputs and kernels are E4M3, and gradients E5M2, which has more
 range and less precision.
@@ -16,10 +21,18 @@ from typing import Any, Literal
 from shardops.errors import wrong
 from shardops.primitives import check
 from shardops.primitives.scaling import FORMATS, ScalingMode
-from shardops.quantizer import AmaxAlgorithm, Quantizer, delayed, stateless
+from shardops.quantizer import AmaxAlgorithm, DenseQuantizers, Quantizer, delayed, stateless
 from shardops.rules.quantize import Layout
+from shardops.watching import update, watch
 
-__all__ = ["Block128Scaling", "CurrentScaling", "DelayedScaling", "MXFP8Scaling"]
+__all__ = [
+    "Block128Scaling",
+    "CurrentScaling",
+    "DelayedScaling",
+    "MXFP8Scaling",
+    "update",
+    "watch",
+]
 
 Role = Literal["input", "kernel", "gradient"]
 
@@ -39,6 +52,18 @@ class _Formats:
         check.one_of(op, "role", role, ("input", "kernel", "gradient"))
         check.one_of(op, "layout", layout, ("rows", "columns", "both"))
         return self.gradient_format if role == "gradient" else self.format
+
+    def quantizer(self, role: Role = "input", layout: Layout = "rows") -> Quantizer:
+        """The quantiser of one operand."""
+        raise NotImplementedError
+
+    def dense_quantizers(self) -> DenseQuantizers:
+        """The quantisers of a dense layer; `so.layer_norm_mlp` takes a pair of these."""
+        return DenseQuantizers(
+            input=self.quantizer("input"),
+            kernel=self.quantizer("kernel"),
+            gradient=self.quantizer("gradient"),
+        )
 
 
 @dataclass(frozen=True)

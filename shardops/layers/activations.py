@@ -1,0 +1,108 @@
+"""Activations of layers: of a pre-activation, of what a product's epilogue made of it, and gated.
+
+Each derivative is taken of the saved pre-activation, in float32.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from shardops.errors import wrong
+from shardops.op import compiled, with_derivative
+from shardops.primitives.gemm_op import ACTIVATIONS, Activation
+
+Factor = Literal["gelu", "silu", "relu", "linear"]
+Gated = tuple[Factor, Factor]
+
+_SINGLE = (None, *get_args(Activation))
+
+
+def check_activation(op: str, value: Any) -> None:
+    """Refuse what is no activation of one product."""
+    if isinstance(value, tuple | list) or value not in _SINGLE:
+        want = " | ".join(repr(a) for a in _SINGLE)
+        fix = "Pairs are for layer_norm_mlp." if isinstance(value, tuple | list) else "Choose one."
+        raise ValueError(wrong(op, "activation", repr(value), want, fix))
+
+
+def check_gated(op: str, value: Any) -> tuple[Activation | None, Gated | None]:
+    """The activation of one product, or the pair; refuses what is neither."""
+    if not isinstance(value, tuple | list):
+        check_activation(op, value)
+        return value, None
+    factors = get_args(Factor)
+    if len(value) != 2 or not {*value} <= {*factors}:
+        want = f"a pair of {' | '.join(map(repr, factors))}"
+        fix = "The first is of kernels[0][:, 0], the second of kernels[0][:, 1]."
+        raise ValueError(wrong(op, "activation", repr(value), want, fix))
+    return None, (value[0], value[1])
+
+
+def activate(activation: Activation | None, pre: jax.Array) -> jax.Array:
+    """activation(pre), rounded to the dtype of pre."""
+    return pre if activation is None else _compiled_activate(activation, None, pre)
+
+
+@with_derivative
+def _activate(activation: Activation, _: None, pre: jax.Array) -> jax.Array:
+    return ACTIVATIONS[activation](pre.astype(jnp.float32)).astype(pre.dtype)
+
+
+def _slope(activation: Activation, _: None, pre: jax.Array, dout: jax.Array) -> tuple[jax.Array]:
+    wide = pre.astype(jnp.float32)
+    (dpre,) = jax.vjp(ACTIVATIONS[activation], wide)[1](dout.astype(jnp.float32))
+    return (dpre.astype(pre.dtype),)
+
+
+_activate.defvjp(lambda a, _, pre: (_activate(a, None, pre), pre), _slope)
+_compiled_activate = compiled(_activate)
+
+
+@with_derivative
+def activation_of(activation: Activation, _: None, pre: jax.Array, out: jax.Array) -> jax.Array:
+    """`out`, the activation of `pre` as a product's epilogue made it."""
+    del activation, pre
+    return out
+
+
+activation_of.defvjp(
+    lambda a, _, pre, out: (activation_of(a, None, pre, out), pre),
+    lambda a, _, pre, dout: (*_slope(a, None, pre, dout), None),
+)
+
+
+def gated(activations: Gated, pre: jax.Array) -> jax.Array:
+    """a0(pre[..., 0, f]) * a1(pre[..., 1, f]), rounded once."""
+    return _compiled_gated(activations, None, pre)
+
+
+def _factor(name: Factor) -> Callable[[jax.Array], jax.Array]:
+    return ACTIVATIONS.get(name, lambda z: z)
+
+
+def _wide_gated(activations: Gated, one: jax.Array, other: jax.Array) -> jax.Array:
+    return _factor(activations[0])(one) * _factor(activations[1])(other)
+
+
+def _halves(pre: jax.Array) -> list[jax.Array]:
+    wide = pre.astype(jnp.float32)
+    return [jax.lax.index_in_dim(wide, i, axis=-2, keepdims=False) for i in range(2)]
+
+
+@with_derivative
+def _gated(activations: Gated, _: None, pre: jax.Array) -> jax.Array:
+    return _wide_gated(activations, *_halves(pre)).astype(pre.dtype)
+
+
+def _pull_gated(activations: Gated, _: None, pre: jax.Array, dout: jax.Array) -> tuple[jax.Array]:
+    def of(one: jax.Array, other: jax.Array) -> jax.Array:
+        return _wide_gated(activations, one, other)
+
+    both = jax.vjp(of, *_halves(pre))[1](dout.astype(jnp.float32))
+    return (jnp.stack(both, axis=-2).astype(pre.dtype),)
+
+
+_gated.defvjp(lambda a, _, pre: (_gated(a, None, pre), pre), _pull_gated)
+_compiled_gated = compiled(_gated)

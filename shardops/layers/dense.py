@@ -1,0 +1,128 @@
+"""A dense layer: activation(x · kernel + bias)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardops import checkpoint_policies, config
+from shardops.layers.activations import check_activation
+from shardops.layers.canonical import canonical
+from shardops.layers.gathering import check_input_sharding, gathered
+from shardops.layers.operands import Input
+from shardops.layers.product import product
+from shardops.layers.quantized import Form, check_quantizers, quantized_product
+from shardops.primitives import check
+from shardops.primitives.gemm import OutSharding
+from shardops.primitives.gemm_op import Activation, GemmOp
+from shardops.quantizer import DenseQuantizers
+from shardops.rules.spec import to_spec
+
+Dims = tuple[Sequence[int], Sequence[int]]
+
+
+def dense(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    contracting_dims: Dims = ((-1,), (0,)),
+    batch_dims: Dims = ((), ()),
+    activation: Activation | None = None,
+    quantizers: DenseQuantizers | None = None,
+    out_dtype: Any = None,
+    out_sharding: OutSharding = None,
+    input_sharding: PartitionSpec | None = None,
+    precise_accumulation: bool = False,
+) -> jax.Array:
+    """Multiply by a kernel, add a bias and activate."""
+    (x,) = check.arrays("dense", x=x)
+    return linear(
+        "dense",
+        Input(x),
+        kernel,
+        bias,
+        contracting_dims=contracting_dims,
+        batch_dims=batch_dims,
+        activation=activation,
+        quantizers=quantizers,
+        out_dtype=out_dtype,
+        out_sharding=out_sharding,
+        input_sharding=input_sharding,
+        precise_accumulation=precise_accumulation,
+    )
+
+
+def linear(
+    name: str,
+    given: Input,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    contracting_dims: Dims = ((-1,), (0,)),
+    batch_dims: Dims = ((), ()),
+    activation: Activation | None = None,
+    quantizers: DenseQuantizers | None = None,
+    out_dtype: Any = None,
+    out_sharding: OutSharding = None,
+    input_sharding: PartitionSpec | None = None,
+    precise_accumulation: bool = False,
+    grouped: bool = False,
+) -> jax.Array:
+    """A dense layer's product, of an array or of its norm, for the layer `name`.
+
+    grouped: the first free dim of the kernel is short, and another one is cut over devices.
+    """
+    check_activation(name, activation)
+    x = given.x
+    kernel, bias = check.arrays(name, kernel=kernel, bias=bias)
+    contracting, like = check.gemm_dims(name, x, kernel, contracting_dims, batch_dims)
+    dtype = jax.numpy.result_type(x, kernel)
+    op = GemmOp(
+        name="gemm",
+        contracting=contracting,
+        batch_like=like,
+        bias=bias is not None,
+        activation=activation,
+        out_dtype=check.float_dtype(name, "out_dtype", out_dtype, dtype),
+        cheapest=isinstance(out_sharding, str) and out_sharding == "cheapest",
+        precise=check.flag(name, "precise_accumulation", precise_accumulation),
+        kernel=config.runs_as_kernel("gemm"),
+    )
+    dims = op.dims((x.shape, kernel.shape))
+    if bias is not None:
+        check.shape(name, "bias", bias, tuple(kernel.shape[j] for j in dims.rhs_free))
+    if input_sharding is not None:
+        check_input_sharding(name, x, input_sharding)
+    if quantizers is None:
+        plain = given.plain()
+        if input_sharding is not None:
+            plain = checkpoint_policies.gather(plain, input_sharding)
+        return product(op, *check.promoted(plain, kernel), bias, out_sharding)
+    check_quantizers(name, "quantizers", quantizers)
+    form = canonical(
+        x,
+        kernel,
+        contracting,
+        like[0],
+        out_sharding,
+        blocks=quantizers.input.block is not None,
+        grouped=grouped,
+    )
+    if contracting[0] != (x.ndim - 1,):
+        given = Input(given.plain())
+    parts, straight = given.quantized(form.x, quantizers.input)
+    if input_sharding is not None:
+        parts = gathered(parts, form.input_spec(to_spec(input_sharding, x.ndim)))
+    out = quantized_product(
+        Form(name, form.rows, form.k, form.groups, form.row_like),
+        op,
+        parts,
+        straight,
+        form.kernel(kernel),
+        None if bias is None else form.bias(bias),
+        quantizers,
+        form.sharding(out_sharding),
+    )
+    return form.result(out)

@@ -1,0 +1,87 @@
+"""Operands gathered once for several products, on Explicit axes, whose types say where they lie."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from shardops import array_type, checkpoint_policies
+from shardops.errors import wrong
+from shardops.layers.operands import Both
+from shardops.primitives import check
+from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.scaled import ScaledArray
+from shardops.rules.scales import scale_spec
+from shardops.rules.spec import Spec, axes_in
+
+
+def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
+    """Refuse an `input_sharding` on a mesh where a saved value lies as the partitioner likes."""
+    mesh = array_type.mesh_of(x)
+    if not isinstance(spec, PartitionSpec) or {*mesh.axis_names} - {*mesh.explicit_axes}:
+        want = "a PartitionSpec, on a mesh of Explicit axes alone"
+        fix = "Leave it out: the product gathers its operands itself."
+        raise ValueError(wrong(op, "input_sharding", f"{spec!r} on {mesh}", want, fix))
+    if mesh.empty:
+        want, fix = "None where there is no mesh", "Set one with jax.set_mesh, or leave it out."
+        raise ValueError(wrong(op, "input_sharding", repr(spec), want, fix))
+    check.out_sharding(op, spec, x.shape, mesh)
+
+
+def gathered(x: Both, spec: Spec) -> Both:
+    """Both layouts of x [*rows, h], where `spec` says; named for `save_gathered`."""
+    rows = _named(_at(x.rows, spec))
+    if rows.block is None:
+        return Both(rows, _transposed(rows), x.amax)
+    return Both(rows, _named(_at(x.columns, (spec[-1], *spec[:-1]))), x.amax)
+
+
+def gathered_once(op: GemmOp, dz: Both, rhs: ScaledArray, wanted: Spec | None) -> Both:
+    """dz as the product dz · rhs gathers it, for the other product to find it there.
+
+    With scales of blocks the two layouts are other numbers: each product moves its own.
+    """
+    data, other = dz.rows.data, rhs.data
+    assert data is not None
+    assert other is not None
+    mesh = array_type.mesh_of(data, other)
+    if dz.rows.block is not None or mesh.empty or {*mesh.axis_names} - {*mesh.explicit_axes}:
+        return dz
+    sizes = tuple((a, n) for a, n in mesh.shape.items() if n > 1)
+    specs = (array_type.type_spec(data), array_type.type_spec(other))
+    plan = op.plan((data.shape, other.shape), specs, sizes, wanted, (1, 1))
+    moves = plan.of("lhs")
+    parts = {*axes_in(plan.lhs)} - {*mesh.axis_names}
+    if not moves or parts or any(step.kind != "all_gather" for step in moves):
+        return dz
+    rows = _at(dz.rows, plan.lhs)
+    return Both(rows, _transposed(rows), dz.amax)
+
+
+def _at(part: ScaledArray, spec: Spec) -> ScaledArray:
+    """The 8-bit data resharded, and the scales of blocks along with them."""
+    assert part.data is not None
+    data = array_type.laid_out(part.data, spec)
+    scale_inv = part.scale_inv
+    if part.block is not None and scale_inv is not None:
+        sizes = array_type.mesh_of(data).shape
+        lies = scale_spec(part.shape, spec, part.block, sizes)
+        scale_inv = array_type.laid_out(scale_inv, lies)
+    return replace(part, data=data, scale_inv=scale_inv)
+
+
+def _transposed(rows: ScaledArray) -> ScaledArray:
+    assert rows.data is not None
+    return replace(rows, data=jnp.moveaxis(rows.data, -1, 0))
+
+
+def _named(part: ScaledArray) -> ScaledArray:
+    # By its bits: see `shardops.primitives.quantize`.
+    assert part.data is not None
+    bits = checkpoint_name(
+        jax.lax.bitcast_convert_type(part.data, jnp.uint8), checkpoint_policies.GATHERED
+    )
+    return replace(part, data=jax.lax.bitcast_convert_type(bits, part.data.dtype))

@@ -1,0 +1,120 @@
+"""A norm and two dense layers, with an activation or a gate between them."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardops.errors import wrong
+from shardops.layers.activations import Activation, Gated, check_gated, gated
+from shardops.layers.dense import Dims, linear
+from shardops.layers.norm_dense import Norm
+from shardops.layers.operands import Input, normed
+from shardops.layers.quantized import check_quantizers
+from shardops.primitives import check
+from shardops.primitives.gemm import OutSharding
+from shardops.quantizer import DenseQuantizers
+
+
+def layer_norm_mlp(
+    x: jax.Array,
+    gamma: jax.Array,
+    kernels: tuple[jax.Array, jax.Array],
+    *,
+    beta: jax.Array | None = None,
+    biases: tuple[jax.Array | None, jax.Array | None] = (None, None),
+    norm: Norm = "layer_norm",
+    epsilon: float = 1e-6,
+    zero_centered_gamma: bool = False,
+    activation: Activation | Gated | None = "gelu",
+    batch_dims: Dims = ((), ()),
+    quantizers: tuple[DenseQuantizers, DenseQuantizers] | None = None,
+    out_dtype: Any = None,
+    hidden_sharding: OutSharding = None,
+    out_sharding: OutSharding = None,
+    input_sharding: PartitionSpec | None = None,
+    precise_accumulation: bool = False,
+) -> jax.Array:
+    """Normalise, widen, activate and narrow."""
+    name = "layer_norm_mlp"
+    single, pair = check_gated(name, activation)
+    x, gamma, beta = check.arrays(name, x=x, gamma=gamma, beta=beta)
+    norm_options: dict[str, Any] = {
+        "epsilon": epsilon,
+        "zero_centered_gamma": zero_centered_gamma,
+    }
+    given = normed(name, x, gamma, beta, norm, norm_options)
+    _check_kernels(name, x, kernels, biases, pair is not None)
+    first, second = _pair_of_quantizers(name, quantizers)
+    options: dict[str, Any] = {
+        "batch_dims": batch_dims,
+        "precise_accumulation": precise_accumulation,
+    }
+    hidden = linear(
+        name,
+        given,
+        kernels[0],
+        biases[0],
+        activation=single,
+        quantizers=first,
+        out_sharding=_with_pair(hidden_sharding, x.ndim) if pair else hidden_sharding,
+        input_sharding=input_sharding,
+        grouped=pair is not None,
+        **options,
+    )
+    if pair is not None:
+        hidden = gated(pair, hidden)
+    return linear(
+        name,
+        Input(hidden),
+        kernels[1],
+        biases[1],
+        quantizers=second,
+        out_dtype=out_dtype,
+        out_sharding=out_sharding,
+        **options,
+    )
+
+
+def _pair_of_quantizers(op: str, value: Any) -> tuple[Any, Any]:
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        want = "a pair of DenseQuantizers: of the first and the second product"
+        fix = "Pass two: recipe.dense_quantizers(), recipe.dense_quantizers()."
+        raise TypeError(wrong(op, "quantizers", f"a {type(value).__name__}", want, fix))
+    for i in range(2):
+        check_quantizers(op, f"quantizers[{i}]", value[i])
+    return value[0], value[1]
+
+
+def _with_pair(spec: OutSharding, rank: int) -> OutSharding:
+    """The sharding of [*rows, f] as one of [*rows, 2, f]."""
+    if isinstance(spec, NamedSharding):
+        spec = spec.spec
+    if not isinstance(spec, PartitionSpec) or len(spec) < rank:
+        return spec
+    entries = (*spec[: rank - 1], None, *spec[rank - 1 :])
+    return PartitionSpec(*entries, unreduced=spec.unreduced)
+
+
+def _check_kernels(op: str, x: Any, kernels: Any, biases: Any, pair: bool) -> None:
+    """Refuse kernels and biases whose shapes do not go together."""
+    for argument, value in (("kernels", kernels), ("biases", biases)):
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            got = f"a {type(value).__name__}"
+            if isinstance(value, tuple | list):
+                got += f" of {len(value)}"
+            raise ValueError(
+                wrong(op, argument, got, "a pair: of the first and the second product", "Pass two.")
+            )
+    first, second = (jax.numpy.shape(k) for k in kernels)
+    want = "[d, 2, f], as activation is a pair" if pair else "[d, f], as activation is no pair"
+    middle = first[1:-1]
+    if len(first) != 2 + pair or first[0] != x.shape[-1] or middle != (2,) * pair:
+        fix = f"d is {x.shape[-1]}, the length of x's rows."
+        raise ValueError(wrong(op, "kernels[0]", f"of shape {first}", want, fix))
+    if len(second) != 2 or second[0] != first[-1]:
+        want = f"[f, n] with f = {first[-1]}"
+        fix = "f is the last dim of kernels[0]."
+        raise ValueError(wrong(op, "kernels[1]", f"of shape {second}", want, fix))

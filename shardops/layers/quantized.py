@@ -1,0 +1,207 @@
+"""A product of quantised operands with its derivative, whose products are of 8-bit data as well."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from shardops import array_type, config, routing
+from shardops.errors import wrong
+from shardops.layers.activations import activate, activation_of
+from shardops.layers.gathering import gathered_once
+from shardops.layers.names import GEMM, named
+from shardops.layers.operands import Both, in_both_layouts
+from shardops.layers.product import apart, forward
+from shardops.maxima import reported
+from shardops.op import compiled, with_derivative
+from shardops.primitives.gemm import OutSharding
+from shardops.primitives.gemm_op import GemmOp
+from shardops.primitives.row_sum import row_sum
+from shardops.primitives.scaling import ScalingMode
+from shardops.quantizer import DenseQuantizers, Quantizer
+from shardops.rules.spec import to_partition_spec
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How many dims x [*rows, *k] and kernel [*k, *groups, n] have; `like`: batch-like rows."""
+
+    name: str
+    rows: int
+    k: int
+    groups: int
+    like: Dims
+
+
+class Operands(NamedTuple):
+    """What the product reads. `x` and `kernel` have the cotangents, the 8-bit parts have none."""
+
+    x_parts: Any  # Both
+    kernel_parts: Any  # Both, groups in front
+    gradient: Any  # Quantizer
+    observed: Any  # of x, kernel and dz
+    x: Any
+    kernel: Any
+    bias: jax.Array | None
+
+
+def quantized_product(
+    form: Form,
+    op: GemmOp,
+    parts: Both,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    quantizers: DenseQuantizers,
+    out_sharding: OutSharding,
+) -> jax.Array:
+    """activation(x · kernel + bias) [*rows, *groups, n] of the parts of x."""
+    grouped = _groups_first(kernel, form.k, form.groups)
+    kernel_parts = in_both_layouts(grouped, quantizers.kernel, form.groups)
+    q = quantizers
+    observed = (q.input.observed, q.kernel.observed, q.gradient.observed)
+    gradient = replace(quantizers.gradient, amax_history=None, observed=None)
+    x, kernel, *rest = routing.match_varying(x, kernel, *([] if bias is None else [bias]))
+    operands = Operands(
+        parts, kernel_parts, gradient, observed, x, kernel, rest[0] if rest else None
+    )
+    activation = op.activation
+    if activation is None or apart(out_sharding, x):
+        linear = replace(op, activation=None)
+        (pre,) = _compiled_product((form, linear), out_sharding, operands)
+        return activate(activation, named(pre, GEMM))
+    out, pre = _compiled_product((form, op), out_sharding, operands)
+    return activation_of(activation, None, named(pre, GEMM), out)
+
+
+def _groups_first(array: jax.Array, before: int, groups: int) -> jax.Array:
+    """[*before, *groups, h] -> [*groups, *before, h]."""
+    if not groups:
+        return array
+    return jnp.moveaxis(array, range(before, before + groups), range(groups))
+
+
+Static = tuple[Form, GemmOp]
+
+
+@with_derivative
+def _product(static: Static, out_sharding: OutSharding, operands: Operands) -> Any:
+    """(out,) or (out, pre-activation): the last one has the cotangent, see `activation_of`."""
+    form, op = static
+    g, k, rows = form.groups, form.k, form.rows
+    op = replace(
+        op,
+        contracting=(tuple(range(rows, rows + k)), tuple(range(g + 1, g + 1 + k))),
+        batch_like=(form.like, ()),
+    )
+    lhs, rhs = operands.x_parts.rows, operands.kernel_parts.columns
+    out, pre = forward(op, lhs, rhs, operands.bias, out_sharding)
+    return (out,) if pre is None else (out, pre)
+
+
+def _save(static: Static, out_sharding: OutSharding, operands: Operands) -> Any:
+    form = static[0]
+    _check_watched(form.name, operands)
+    x_parts, kernel_parts = operands.x_parts, operands.kernel_parts
+    # With several contracted dims no layout of x has its rows along memory.
+    x = x_parts.columns if form.k == 1 else x_parts.rows
+    saved = (
+        x,
+        kernel_parts.rows,
+        operands.gradient,
+        (x_parts.amax, kernel_parts.amax),
+        operands.observed,
+        tuple(
+            None if a is None else array_type.Type.of(a)
+            for a in (operands.x, operands.kernel, operands.bias)
+        ),
+    )
+    return _product(static, out_sharding, operands), saved
+
+
+def _check_watched(name: str, operands: Operands) -> None:
+    delayed = ScalingMode.TENSOR_DELAYED
+    modes = (operands.x_parts.rows.mode, operands.kernel_parts.rows.mode, operands.gradient.mode)
+    for role, mode, seen in zip(
+        ("input", "kernel", "gradient"), modes, operands.observed, strict=True
+    ):
+        if mode is delayed and seen is None:
+            got = "delayed state that nothing watches, where a gradient is taken"
+            fix = "Begin the differentiated function with `so.recipes.watch(quantizers)`."
+            raise ValueError(wrong(name, f"quantizers.{role}", got, "watched state", fix))
+
+
+def _pull(static: Static, out_sharding: OutSharding, saved: Any, cotangents: Any) -> Any:
+    """dx = dz · kernelᵀ,  dkernel = xᵀ · dz,  dbias = sum_rows(dz),  dz quantised once."""
+    del out_sharding
+    form, op = static
+    x, kernel, gradient, amaxes, observed, (x_type, kernel_type, bias_type) = saved
+    g, k, rows, dz = form.groups, form.k, form.rows, cotangents[-1]
+    plain = replace(op.bare, cheapest=False, name=f"{op.name}.grad")
+    plain = replace(plain, kernel=config.runs_as_kernel(plain.name))
+    with jax.named_scope(plain.scope):
+        dz_parts = in_both_layouts(_groups_first(dz, rows, g), gradient, g)
+        like = tuple(g + d for d in form.like)
+        n = (*range(g), g + rows)
+        to_x = replace(
+            plain,
+            contracting=(n, (*range(g), g + k)),
+            batch_like=(like, ()),
+            out_dtype=x_type.dtype.name,
+        )
+        dz_parts = gathered_once(to_x, dz_parts, kernel, x_type.spec)
+        dx, _ = forward(to_x, dz_parts.rows, kernel, None, _wanted(x_type))
+        first = 1 if k == 1 else 0  # x is [k, *rows], or [*rows, *k]
+        to_kernel = replace(
+            plain,
+            contracting=(tuple(range(first, first + rows)), tuple(range(g + 1, g + 1 + rows))),
+            batch_like=(
+                tuple(first + d for d in form.like),
+                tuple(g + 1 + d for d in form.like),
+            ),
+            out_dtype=kernel_type.dtype.name,
+        )
+        dkernel, _ = forward(to_kernel, x, dz_parts.columns, None, _wanted(kernel_type))
+        dbias = None
+        if bias_type is not None:
+            dbias = row_sum(plain.name, dz, rows, bias_type.spec, bias_type.unreduced)
+            dbias = bias_type.apply(dbias)
+        seen = tuple(
+            None if like is None or amax is None else reported(amax, like)
+            for amax, like in zip((*amaxes, dz_parts.amax), observed, strict=True)
+        )
+    return (Operands(None, None, None, seen, x_type.apply(dx), kernel_type.apply(dkernel), dbias),)
+
+
+def _wanted(of: array_type.Type) -> OutSharding:
+    return None if of.spec is None else to_partition_spec(of.spec, of.unreduced)
+
+
+_product.defvjp(_save, _pull)
+_compiled_product = compiled(_product)
+
+
+def check_quantizers(name: str, argument: str, value: Any) -> None:
+    """Refuse what no recipe made for a dense layer."""
+    if not isinstance(value, DenseQuantizers):
+        want, fix = "a DenseQuantizers", "Take those of a recipe: recipe.dense_quantizers()."
+        raise TypeError(wrong(name, argument, f"a {type(value).__name__}", want, fix))
+    for role in ("input", "kernel", "gradient"):
+        one = getattr(value, role)
+        if not isinstance(one, Quantizer):
+            fix = "Take those of a recipe: recipe.dense_quantizers()."
+            got = f"a {type(one).__name__}"
+            raise TypeError(wrong(name, f"{argument}.{role}", got, "a Quantizer", fix))
+        if (one.mode is ScalingMode.TENSOR_DELAYED) == (one.scale_inv is None):
+            fix = "Take those of a recipe: recipe.dense_quantizers()."
+            got = f"of mode {one.mode} {'without' if one.scale_inv is None else 'with'} state"
+            raise ValueError(
+                wrong(name, f"{argument}.{role}", got, "state of delayed scaling", fix)
+            )
+        if one.scale_inv is not None and jnp.shape(one.scale_inv) != ():
+            got = f"delayed state of shape {jnp.shape(one.scale_inv)}"
+            fix = "State that is stacked over layers goes through jax.lax.scan with the layers."
+            raise ValueError(wrong(name, f"{argument}.{role}", got, "state of one layer, ()", fix))

@@ -1,0 +1,108 @@
+"""State of delayed scaling through a derivative: what layers saw, and the next step's state."""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from shardops import array_type
+from shardops.errors import wrong
+from shardops.maxima import as_maximum, as_number, is_traced
+from shardops.op import with_derivative
+from shardops.quantizer import Quantizer
+
+Tree = TypeVar("Tree")
+
+
+def watch(quantizers: Tree, *, overwrite: bool = False) -> Tree:
+    """State of delayed scaling whose cotangent is what layers saw, largest magnitudes combined.
+
+    Call it once, at the top of the function that is differentiated, before loops over microbatches
+    and before anything that uses the state twice. JAX adds the cotangents of several uses; those
+    of what this returns are combined by maximum, exactly, through `scan`, `checkpoint`, `vmap` and
+    `shard_map`. Quantisers of other modes pass as they are.
+
+    Args:
+      quantizers: any pytree of Quantizers and DenseQuantizers, state stacked over layers included.
+      overwrite: what the cotangent is. False: the largest magnitudes of inputs, kernels and
+        gradients in the place of `scale_inv`, for `update`; of several calls they are combined by
+        `jax.tree.map(jnp.maximum, …)`. True: the state of the next step, as training loops that
+        overwrite state with its gradient want it.
+    Returns: the same pytree, for layers.
+    Raises: NotImplementedError outside of `jax.jit`.
+    Sharding: the state is replicated, and so are its cotangents.
+    """
+    return _map(lambda q: _watched(q, overwrite), quantizers)
+
+
+def update(quantizers: Tree, observed: Tree) -> Tree:
+    """The state of the next step: each quantiser's `update`, once a step.
+
+    Args:
+      quantizers: the state of this step.
+      observed: its cotangent by a function that calls `watch`.
+    Returns: the same pytree as `quantizers`.
+    Raises: ValueError where `observed` is of other quantisers.
+    """
+    have, given = (jax.tree.structure(t) for t in (quantizers, observed))
+    if have != given:
+        fix = "Pass what jax.grad gives for them: state and cotangents of one model."
+        raise ValueError(wrong("update", "observed", f"of structure {given}", f"{have}", fix))
+    return _map(_updated, quantizers, observed)
+
+
+def _map(function: Any, quantizers: Any, *rest: Any) -> Any:
+    return jax.tree.map(
+        function, quantizers, *rest, is_leaf=lambda value: isinstance(value, Quantizer)
+    )
+
+
+def _updated(quantizer: Quantizer, observed: Quantizer) -> Quantizer:
+    if quantizer.scale_inv is None:
+        return quantizer
+    return _next(quantizer, observed.scale_inv)
+
+
+def _next(quantizer: Quantizer, amax: Any) -> Quantizer:
+    """`update`, of state that is stacked too."""
+    step = Quantizer.update
+    for _ in range(jnp.ndim(jnp.asarray(quantizer.scale_inv))):
+        step = jax.vmap(step)
+    return step(quantizer, amax)
+
+
+def _watched(quantizer: Quantizer, overwrite: bool) -> Quantizer:
+    if quantizer.scale_inv is None:
+        return quantizer
+    if not is_traced():
+        raise NotImplementedError(
+            "watch: quantizers are watched outside of a jit; expected a function inside of one, "
+            "as JAX has no arrays of what it combines by maximum elsewhere. Wrap it in jax.jit."
+        )
+    statics = replace(quantizer, scale_inv=None, amax_history=None, observed=None)
+    scale_inv, history, observed = _watch(
+        statics, overwrite, quantizer.scale_inv, quantizer.amax_history
+    )
+    return replace(quantizer, scale_inv=scale_inv, amax_history=history, observed=observed)
+
+
+@with_derivative
+def _watch(statics: Quantizer, overwrite: bool, scale_inv: jax.Array, history: Any) -> Any:
+    return scale_inv, history, as_maximum(jnp.zeros_like(scale_inv))
+
+
+def _save(statics: Quantizer, overwrite: bool, scale_inv: jax.Array, history: Any) -> Any:
+    return _watch(statics, overwrite, scale_inv, history), (scale_inv, history)
+
+
+def _pull(statics: Quantizer, overwrite: bool, saved: Any, cotangents: Any) -> Any:
+    scale_inv, history = saved
+    amax = array_type.Type.of(scale_inv).apply(as_number(cotangents[2]))
+    if not overwrite:
+        return amax, jnp.zeros_like(history)
+    state = _next(replace(statics, scale_inv=scale_inv, amax_history=history), amax)
+    return state.scale_inv, state.amax_history
+
+
+_watch.defvjp(_save, _pull)
