@@ -1,0 +1,149 @@
+"""How the Linen modules keep parameters: boxed with logical axes, as Flax does it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+import shardops as so
+from shardops.layers import axes, modules, states
+from shardops.layers.axes import Layout
+from shardops.layers.projections import Norm, Weights
+
+KERNEL_INIT = nn.initializers.lecun_normal()
+ZEROS = nn.initializers.zeros_init()
+ONES = nn.initializers.ones_init()
+OVERWRITE = "_overwrite_with_gradient"  # the collection that training loops replace by its gradient
+
+
+def current(rules: Any) -> Any:
+    """The rules of a module, else those of Flax's context."""
+    return nn.get_logical_axis_rules() if rules is None else modules.rules_of(rules)
+
+
+def sharding(names: Any, rules: Any) -> Any:
+    """Of an activation, where it is called."""
+    return axes.on_mesh(None if names is None else tuple(names), current(rules))
+
+
+def layout(rules: Any) -> Layout:
+    """Of the activations of a transformer layer."""
+    return Layout.of(current(rules))
+
+
+def param(
+    module: nn.Module,
+    name: str,
+    init: Any,
+    shape: Sequence[int],
+    dtype: Any,
+    names: Any,
+    rules: Any,
+) -> Any:
+    """A parameter with logical axes."""
+    if names is not None:
+        init = modules.placed(init, names, current(rules))
+        init = nn.with_logical_partitioning(
+            init, names, rules=None if rules is None else modules.rules_of(rules)
+        )
+    return module.param(name, init, tuple(shape), dtype)
+
+
+def weights_of(module: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Weights:
+    """The kernel and the bias of a module with the fields of `Dense`."""
+    shape = (*inputs, *outputs)
+    of_kernel, of_bias = modules.dense_axes(
+        shape, len(inputs), module.kernel_axes, module.bias_axes
+    )
+    init = modules.with_fan_in(module.kernel_init, len(inputs))
+    kernel = param(module, "kernel", init, shape, module.param_dtype, of_kernel, module.rules)
+    if not module.use_bias:
+        return Weights(kernel)
+    bias = param(
+        module, "bias", module.bias_init, outputs, module.param_dtype, of_bias, module.rules
+    )
+    return Weights(kernel, bias)
+
+
+def quantizers(module: Any, name: str = "quantizers") -> Any:
+    """The quantisers of a product by the module's recipe; their state is a variable, if any."""
+    op, recipe = type(module).__name__, module.recipe
+    fresh = states.fresh(op, recipe)
+    if fresh is None:
+        return states.quantizers(op, recipe, None)
+    if not module.is_initializing() and not module.has_variable(OVERWRITE, name):
+        return states.quantizers(op, recipe, None)
+    return states.quantizers(op, recipe, module.variable(OVERWRITE, name, lambda: fresh).value)
+
+
+def watch(variables: Any, *, overwrite: bool = True) -> Any:
+    """Variables, the cotangents of whose state of delayed scaling are what layers saw.
+
+    Begin the function that is differentiated with it, before loops over microbatches.
+
+        def loss(variables, batch):
+            variables = watch(variables)
+            ...
+
+        gradients = jax.grad(loss)(variables, batch)
+        state = gradients["_overwrite_with_gradient"]  # of the next step
+
+    Args:
+      overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
+    """
+    if OVERWRITE not in variables:
+        return variables
+    return {**variables, OVERWRITE: so.recipes.watch(variables[OVERWRITE], overwrite=overwrite)}
+
+
+class Kernel(nn.Module):
+    """The parameters and quantisers of a dense layer, for a module that computes with them."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    use_bias: bool = True
+    param_dtype: Any = jnp.float32
+    kernel_init: Any = KERNEL_INIT
+    bias_init: Any = ZEROS
+    kernel_axes: Any = None
+    bias_axes: Any = None
+    rules: Any = None
+    recipe: Any = None
+
+    @nn.compact
+    def __call__(self) -> tuple[Weights, Any]:
+        return weights_of(self, self.inputs, self.outputs), quantizers(self)
+
+
+class Scale(nn.Module):
+    """The parameters of a norm, for a module that computes with them."""
+
+    kind: str
+    num_features: int
+    use_bias: bool = False
+    epsilon: float = 1e-6
+    zero_centered_gamma: bool = False
+    param_dtype: Any = jnp.float32
+    scale_init: Any = None
+    bias_init: Any = ZEROS
+    scale_axes: Any = modules.VECTOR
+    rules: Any = None
+
+    @nn.compact
+    def __call__(self) -> Norm:
+        return norm_of(self, self.kind, self.num_features)
+
+
+def norm_of(module: Any, kind: str, num_features: int) -> Norm:
+    """The parameters of a module with the fields of `LayerNorm`; biases of a LayerNorm alone."""
+    names = modules.axes_for(type(module).__name__, "scale_axes", module.scale_axes, 1)
+    init = module.scale_init or (ZEROS if module.zero_centered_gamma else ONES)
+    shape = (num_features,)
+
+    def of(name: str, init: Any) -> Any:
+        return param(module, name, init, shape, module.param_dtype, names, module.rules)
+
+    gamma = of("scale", init)
+    beta = of("bias", module.bias_init) if module.use_bias and kind == "layer_norm" else None
+    return Norm(gamma, beta, kind, module.epsilon, module.zero_centered_gamma)

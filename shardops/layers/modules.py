@@ -1,0 +1,286 @@
+"""What the modules of `nnx` and `linen` share: all but how parameters are kept."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+import shardops as so
+from shardops.errors import wrong
+from shardops.layers.axes import Layout, Names, Rules, resolvable, resolve
+from shardops.layers.projections import Norm, Weights
+from shardops.layers.transformer import (
+    AttentionWeights,
+    Heads,
+    MLPWeights,
+    Tokens,
+    mlp,
+    self_attention,
+    transformer_layer,
+)
+from shardops.primitives import check
+
+# Logical axes of the kernels of a transformer layer, and of their biases. A bias of the stream, and
+# the parameters of norms, are whole on each device: cutting a vector saves nothing.
+QUERY: Names = ("embed", "heads", "head_dim")
+KEY_VALUE: Names = ("embed", "kv_heads", "head_dim")
+OUT: Names = ("heads", "head_dim", "embed")
+DOWN: Names = ("mlp", "embed")
+VECTOR: Names = (None,)
+
+KINDS = {"decoder": "causal", "encoder": "none"}  # of a transformer layer: its mask, unpadded
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+
+def tuple_of(value: int | Sequence[int]) -> tuple[int, ...]:
+    """One int, or several."""
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def rules_of(rules: Rules | None) -> tuple[tuple[str, Any], ...]:
+    """Rules, hashable."""
+    return tuple(
+        (name, axes if axes is None or isinstance(axes, str) else tuple(axes))
+        for name, axes in rules or ()
+    )
+
+
+def with_fan_in(init: Callable[..., Any], inputs: int) -> Callable[..., Any]:
+    """An initializer that draws [*in, *out] as the matrix [in, out], as Flax's general layers do.
+
+    inputs: how many of the dims are input dims.
+    """
+
+    def flat(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
+        matrix = (prod(shape[:inputs]), prod(shape[inputs:]))
+        return jnp.reshape(init(key, matrix, dtype), shape)
+
+    return flat
+
+
+def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Callable[..., Any]:
+    """An initializer whose value has the sharding that rules give on a mesh of Explicit axes.
+
+    There the types of arrays say how they are sharded, and Flax's metadata is only compared to it.
+    """
+
+    def on_mesh(*args: Any) -> jax.Array:
+        value = init(*args)
+        mesh = jax.sharding.get_abstract_mesh()
+        if names is None or not mesh.explicit_axes or not resolvable(names, rules):
+            return value
+        return jax.sharding.reshard(value, NamedSharding(mesh, resolve(names, rules)))
+
+    return on_mesh
+
+
+def axes_for(op: str, argument: str, names: Any, rank: int) -> Names | None:
+    """Logical axes of a parameter, one a dim."""
+    if names is not None and len(names) != rank:
+        fix = "Give each dim a name or None."
+        raise ValueError(wrong(op, argument, repr(tuple(names)), f"{rank} entries", fix))
+    return None if names is None else tuple(names)
+
+
+def axis_for(inputs: tuple[int, ...], axis: int | Sequence[int]) -> tuple[int, ...]:
+    """The contracted dims of x, one for each input dim of a kernel."""
+    dims = tuple_of(axis)
+    if len(dims) != len(inputs):
+        fix = "Each input dim of the kernel is a dim of x."
+        raise ValueError(wrong("Dense", "axis", repr(axis), f"{len(inputs)} dims", fix))
+    return dims
+
+
+def inputs_of(x: jax.Array, axis: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes of the dims of x that are contracted."""
+    return tuple(x.shape[a] for a in check.dims_of("Dense", "axis", axis, x))
+
+
+def dense_axes(
+    shape: tuple[int, ...], inputs: int, of_kernel: Any, of_bias: Any
+) -> tuple[Names | None, Names | None]:
+    """Logical axes of a kernel and of its bias: those of the kernel's features by default."""
+    names = axes_for("Dense", "kernel_axes", of_kernel, len(shape))
+    if of_bias is None:
+        return names, None if names is None else names[inputs:]
+    return names, axes_for("Dense", "bias_axes", of_bias, len(shape) - inputs)
+
+
+def hidden_shape(features: int, activation: Any) -> tuple[int, ...]:
+    """Output dims of the kernel into hidden features: two of them side by side for a gate."""
+    return (2, features) if isinstance(activation, tuple | list) else (features,)
+
+
+def up_axes(activation: Any) -> Names:
+    """Logical axes of that kernel."""
+    return ("embed", None, "mlp") if isinstance(activation, tuple | list) else ("embed", "mlp")
+
+
+def heads_of(kind: str, padded: bool, features: int, **options: Any) -> Heads:
+    """The attention of a transformer layer, of a decoder or of an encoder."""
+    if kind not in KINDS:
+        want = " | ".join(repr(k) for k in KINDS)
+        raise ValueError(wrong("TransformerLayer", "kind", repr(kind), want, "Choose one."))
+    mask = {"causal": ("causal", "padding_causal"), "none": ("none", "padding")}[KINDS[kind]]
+    num_heads, kv, head_dim = (options.pop(n) for n in ("num_heads", "num_kv_heads", "head_dim"))
+    return Heads.of(
+        "TransformerLayer", features, num_heads, kv, head_dim, mask_kind=mask[padded], **options
+    )
+
+
+def pair_of(first: Any, second: Any) -> Any:
+    """Quantisers of two products, or None."""
+    return None if first is None else (first, second)
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def promoted(dtype: Any, *arrays: jax.Array | None) -> list[Any]:
+    """Arrays in `dtype`, or in their common one."""
+    given = [a for a in arrays if a is not None]
+    target = jnp.result_type(*given) if dtype is None else dtype
+    return [None if a is None else a.astype(target) for a in arrays]
+
+
+def dense(
+    x: jax.Array,
+    weights: Weights,
+    axis: tuple[int, ...],
+    *,
+    dtype: Any,
+    activation: Any,
+    quantizers: Any,
+    out_sharding: PartitionSpec | None,
+) -> jax.Array:
+    """`so.dense` over the dims `axis` of x and the first ones of the kernel."""
+    inputs = weights.kernel.shape[: len(axis)]
+    if inputs_of(x, axis) != inputs:
+        fix = "These are the input dims of the kernel."
+        want = f"{inputs} along dims {axis}"
+        raise ValueError(wrong("Dense", "x", f"of shape {x.shape}", want, fix))
+    x, kernel, bias = promoted(dtype, x, *weights)
+    batch = () if x.ndim == len(axis) or any(a % x.ndim == 0 for a in axis) else (0,)
+    return so.dense(
+        x,
+        kernel,
+        bias,
+        contracting_dims=(axis, tuple(range(len(axis)))),
+        batch_dims=(batch, ()),
+        activation=activation,
+        quantizers=quantizers,
+        out_sharding=out_sharding,
+    )
+
+
+def norm(x: jax.Array, of: Norm, dtype: Any) -> jax.Array:
+    """The norm, in the wider dtype of x and the result."""
+    target = jnp.result_type(x, of.gamma) if dtype is None else dtype
+    wide = x.astype(jnp.result_type(x.dtype, target))
+    options: dict[str, Any] = {
+        "epsilon": of.epsilon,
+        "zero_centered_gamma": of.zero_centered_gamma,
+    }
+    if of.norm == "rms_norm":
+        return so.rms_norm(wide, of.gamma, **options).astype(target)
+    return so.layer_norm(wide, of.gamma, of.beta, **options).astype(target)
+
+
+def norm_dense(
+    x: jax.Array,
+    of: Norm,
+    weights: Weights,
+    *,
+    dtype: Any,
+    activation: Any,
+    quantizers: Any,
+    out_sharding: PartitionSpec | None,
+) -> jax.Array:
+    """`so.layer_norm_dense` of modules' parameters."""
+    x, kernel, bias = promoted(dtype, x, *weights)
+    return so.layer_norm_dense(
+        x,
+        of.gamma,
+        kernel,
+        beta=of.beta,
+        bias=bias,
+        norm=of.norm,
+        epsilon=of.epsilon,
+        zero_centered_gamma=of.zero_centered_gamma,
+        batch_dims=((0,) if x.ndim > 1 else (), ()),
+        activation=activation,
+        quantizers=quantizers,
+        out_sharding=out_sharding,
+    )
+
+
+def norm_mlp(
+    x: jax.Array,
+    of: Norm,
+    weights: MLPWeights,
+    *,
+    dtype: Any,
+    activation: Any,
+    quantizers: Any,
+    layout: Layout,
+) -> jax.Array:
+    """`so.layer_norm_mlp` of modules' parameters."""
+    x, weights = in_dtype(dtype, x, weights)
+    return mlp(x, weights, of, activation, layout=layout, quantizers=quantizers)
+
+
+def attend(
+    x: jax.Array,
+    kv: jax.Array | None,
+    weights: AttentionWeights,
+    heads: Heads,
+    *,
+    dtype: Any,
+    tokens: Tokens,
+    quantizers: Any,
+    layout: Layout,
+) -> jax.Array:
+    """`self_attention` of modules' parameters, without a norm."""
+    x, kv, weights = in_dtype(dtype, x, kv, weights)
+    return self_attention(
+        x, weights, heads, kv=kv, tokens=tokens, quantizers=quantizers, layout=layout
+    )
+
+
+def layer(
+    x: jax.Array,
+    norms: tuple[Norm, Norm],
+    weights: tuple[AttentionWeights, MLPWeights],
+    heads: Heads,
+    *,
+    dtype: Any,
+    activation: Any,
+    tokens: Tokens,
+    quantizers: Any,
+    layout: Layout,
+) -> jax.Array:
+    """`transformer_layer` of modules' parameters."""
+    x, (attention_weights, mlp_weights) = in_dtype(dtype, x, weights)
+    return transformer_layer(
+        x,
+        norms[0],
+        attention_weights,
+        norms[1],
+        mlp_weights,
+        heads=heads,
+        activation=activation,
+        tokens=tokens,
+        layout=layout,
+        quantizers=quantizers,
+    )
+
+
+def in_dtype(dtype: Any, *trees: Any) -> Any:
+    """Trees of arrays in `dtype`, or in their common one."""
+    leaves, structure = jax.tree.flatten(trees)
+    return jax.tree.unflatten(structure, promoted(dtype, *leaves))

@@ -1,0 +1,66 @@
+"""An existing NNX model, its products and norms done by shardops."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from shardops.layers import modules
+from shardops.layers.drop_in import DotGeneral
+from shardops.layers.nnx.parameters import value
+from shardops.layers.projections import Norm
+
+
+class _LayerNorm(nnx.LayerNorm):
+    """Flax's, computed by `so.layer_norm`."""
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        if mask is not None:
+            return super().__call__(x, mask=mask)
+        beta = value(self.bias)
+        return modules.norm(
+            x, Norm(value(self.scale), beta, "layer_norm", self.epsilon), self.dtype
+        )
+
+
+class _RMSNorm(nnx.RMSNorm):
+    """Flax's, computed by `so.rms_norm`."""
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        if mask is not None:
+            return super().__call__(x, mask=mask)
+        return modules.norm(x, Norm(value(self.scale), epsilon=self.epsilon), self.dtype)
+
+
+_NORMS = {nnx.LayerNorm: _LayerNorm, nnx.RMSNorm: _RMSNorm}
+
+
+def with_shardops(model: Any, recipe: Any = None) -> Any:
+    """A copy of a model of Flax's modules that multiplies and normalises by shardops.
+
+    Replaced: the products of `nnx.Linear`, `nnx.LinearGeneral` and all made of them
+    (`nnx.MultiHeadAttention`) that have not been given a `dot_general` of their own, and
+    `nnx.LayerNorm` and `nnx.RMSNorm` over the last dim. The others stay as they are.
+
+    Args:
+      model: any NNX module.
+      recipe: of `so.recipes`, one without state; None: products of the operands as they are.
+    Returns: a module of the same structure, state and parameter names.
+    """
+    model = nnx.clone(model)
+    dot_general = DotGeneral(recipe)
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.Linear | nnx.LinearGeneral):
+            own = getattr(module, "dot_general_cls", None)
+            if own is None and module.dot_general in (None, jax.lax.dot_general):
+                module.dot_general = dot_general
+        replacement = _NORMS.get(type(module))
+        if replacement is not None and _over_last_dim(module):
+            module.__class__ = replacement
+    return model
+
+
+def _over_last_dim(norm: Any) -> bool:
+    axes = (norm.reduction_axes, norm.feature_axes)
+    plain = all(axis in (-1, (-1,)) for axis in axes) and norm.axis_name is None
+    return plain and norm.scale is not None

@@ -1,0 +1,68 @@
+"""Recipes of modules, and their state with delayed scaling.
+
+State is a pytree of its own beside the parameters, the `DenseQuantizers` of each product. What a
+step saw comes back as its cotangent: decision 0019, `so.recipes.watch`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from shardops.errors import wrong
+from shardops.quantizer import Quantizer
+
+_ROLES = ("input", "kernel", "gradient")
+
+
+def fresh(op: str, recipe: Any) -> Any:
+    """State before the first step; None where there is no recipe, or one without state."""
+    made = _made(op, recipe)
+    return made if made is not None and jax.tree.leaves(made) else None
+
+
+def quantizers(op: str, recipe: Any, state: Any) -> Any:
+    """The quantisers of one product: state as it is kept or watched, or those of the recipe.
+
+    Raises: TypeError for a recipe that is none; ValueError where state is missing, or is that of
+      another recipe.
+    """
+    made = _made(op, recipe)
+    if made is None or not jax.tree.leaves(made):
+        return made
+    if not isinstance(state, type(made)):
+        got = "missing" if state is None else f"a {type(state).__name__}"
+        fix = (
+            "Initialise the module with this recipe, and pass its state along with the parameters."
+        )
+        raise ValueError(wrong(op, "delayed state", got, "a DenseQuantizers", fix))
+    for role in _ROLES:
+        have, want = getattr(state, role), getattr(made, role)
+        if _kind(have) != _kind(want):
+            fix = "It is of another recipe or model: initialise state anew, or change the recipe."
+            raise ValueError(
+                wrong(op, f"delayed state of the {role}", _kind(have), _kind(want), fix)
+            )
+    return state
+
+
+def _made(op: str, recipe: Any) -> Any:
+    if recipe is None:
+        return None
+    if not hasattr(recipe, "dense_quantizers"):
+        want, fix = "one of so.recipes, or None", "Pass so.recipes.CurrentScaling() or another."
+        raise TypeError(wrong(op, "recipe", f"a {type(recipe).__name__}", want, fix))
+    return recipe.dense_quantizers()
+
+
+def _kind(quantizer: Any) -> str:
+    """What must agree between state and a recipe."""
+    if not isinstance(quantizer, Quantizer):
+        return f"a {type(quantizer).__name__}"
+    static = replace(quantizer, scale_inv=None, amax_history=None, observed=None)
+    history = quantizer.amax_history
+    steps = "no" if history is None else history.shape[-1]
+    return (
+        f"{static.format}, {static.mode.name}, margin {static.margin}, "
+        f"{static.amax_algorithm} of {steps} steps"
+    )

@@ -1,0 +1,220 @@
+"""A pre-norm transformer layer, and the attention block in it, as functions of their parameters.
+
+h = x + attention(norm(x)),  y = h + mlp(norm(h))
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+import shardops as so
+from shardops.errors import wrong
+from shardops.layers.attention import MASK_KINDS, Implementation, MaskKind, attention, rotary
+from shardops.layers.axes import Layout
+from shardops.layers.projections import Norm, Weights, joined, projected
+from shardops.primitives import check
+
+NORMS = ("layer_norm", "rms_norm")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The static part of attention.
+
+    Attributes:
+      num_heads: of queries.
+      num_kv_heads: of keys and values: a divisor of num_heads.
+      head_dim: features of a head.
+      mask_kind: as in `attention`.
+      rope_theta: base of rotary positions; None: none.
+      implementation: as in `attention`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mask_kind: MaskKind = "none"
+    rope_theta: float | None = None
+    implementation: Implementation = None
+
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        features: int,
+        num_heads: int,
+        num_kv_heads: int | None,
+        head_dim: int | None,
+        **rest: Any,
+    ) -> "Heads":
+        """Checked; a head has its share of the features where `head_dim` is None.
+
+        Raises: ValueError where features or heads do not divide, or a kind is not known.
+        """
+        kv = num_heads if num_kv_heads is None else num_kv_heads
+        for name, value in (("num_heads", num_heads), ("num_kv_heads", kv)):
+            if value < 1:
+                raise ValueError(wrong(op, name, repr(value), "at least 1", "Give it one head."))
+        if num_heads % kv:
+            want = f"a divisor of num_heads, {num_heads}"
+            fix = "Each head of keys serves a whole group of queries."
+            raise ValueError(wrong(op, "num_kv_heads", repr(kv), want, fix))
+        if head_dim is None and features % num_heads:
+            want = f"a divisor of the {features} features"
+            fix = "Or pass head_dim: heads may have any number of features."
+            raise ValueError(wrong(op, "num_heads", repr(num_heads), want, fix))
+        head_dim = features // num_heads if head_dim is None else head_dim
+        if rest.get("rope_theta") is not None and head_dim % 2:
+            fix = "Rotary positions turn pairs of features."
+            raise ValueError(wrong(op, "head_dim", repr(head_dim), "an even number", fix))
+        check.one_of(op, "mask_kind", rest.get("mask_kind", "none"), MASK_KINDS)
+        allowed = (None, "cudnn", "softmax")
+        check.one_of(op, "implementation", rest.get("implementation"), allowed)
+        return cls(num_heads, kv, head_dim, **rest)
+
+
+class AttentionWeights(NamedTuple):
+    """query [d, heads, head_dim]; key, value [d, kv_heads, head_dim]; out [heads, head_dim, d]."""
+
+    query: Weights
+    key: Weights
+    value: Weights
+    out: Weights
+
+
+class MLPWeights(NamedTuple):
+    """up [d, f], or [d, 2, f] of a gated activation; down [f, d]."""
+
+    up: Weights
+    down: Weights
+
+
+class Tokens(NamedTuple):
+    """What is known of the tokens of a batch: see `attention` and `rotary`."""
+
+    lengths: jax.Array | None = None
+    mask: jax.Array | None = None
+    positions: jax.Array | None = None
+
+
+NOTHING = Tokens()
+FREE = Layout()
+
+
+def self_attention(
+    x: jax.Array,
+    weights: AttentionWeights,
+    heads: Heads,
+    *,
+    kv: jax.Array | None = None,
+    norm: Norm | None = None,
+    tokens: Tokens = NOTHING,
+    layout: Layout = FREE,
+    quantizers: Any = (None, None, None),
+) -> jax.Array:
+    """Project, attend, project back.
+
+    Args:
+      x: [batch, length, d].
+      kv: [batch, keys, d] that keys and values are made of, without the norm; None: x.
+      norm: applied to x before the projections.
+      quantizers: of the product into heads, of that out of them, and, with `kv`, of that of keys
+        and values.
+    Returns: [batch, length, d of out].
+    Sharding: heads cut over an axis: the input gathered along it once for queries, keys and values
+      where the stream is cut over it, and one sum, or scatter, after the last product. Attention
+      itself moves nothing.
+    """
+    if kv is None:
+        parts = (weights.query, weights.key, weights.value)
+        options = {"quantizers": quantizers[0], "heads": layout.heads, "gathered": layout.gathered}
+        q, k, v = projected(x, parts, norm=norm, **options)
+    else:
+        (q,) = projected(
+            x, (weights.query,), norm=norm, quantizers=quantizers[0], heads=layout.heads
+        )
+        k, v = projected(
+            kv, (weights.key, weights.value), quantizers=quantizers[2], heads=layout.heads
+        )
+    if heads.rope_theta is not None:
+        q = rotary(q, heads.rope_theta, tokens.positions)
+        k = rotary(k, heads.rope_theta, None if kv is not None else tokens.positions)
+    mixed = attention(
+        q,
+        k,
+        v,
+        mask_kind=heads.mask_kind,
+        lengths=tokens.lengths,
+        mask=tokens.mask,
+        implementation=heads.implementation,
+    )
+    return joined(
+        mixed, weights.out, quantizers=quantizers[1], heads=layout.heads, stream=layout.stream
+    )
+
+
+def mlp(
+    x: jax.Array,
+    weights: MLPWeights,
+    norm: Norm,
+    activation: Any,
+    *,
+    layout: Layout = FREE,
+    quantizers: Any = None,
+) -> jax.Array:
+    """`so.layer_norm_mlp` of these parameters."""
+    return so.layer_norm_mlp(
+        x,
+        norm.gamma,
+        (weights.up.kernel, weights.down.kernel),
+        beta=norm.beta,
+        biases=(weights.up.bias, weights.down.bias),
+        norm=norm.norm,
+        epsilon=norm.epsilon,
+        zero_centered_gamma=norm.zero_centered_gamma,
+        activation=activation,
+        batch_dims=((0,), ()),
+        quantizers=quantizers,
+        hidden_sharding=layout.hidden,
+        out_sharding=layout.stream,
+        input_sharding=layout.gathered,
+    )
+
+
+def transformer_layer(
+    x: jax.Array,
+    attention_norm: Norm,
+    attention_weights: AttentionWeights,
+    mlp_norm: Norm,
+    mlp_weights: MLPWeights,
+    *,
+    heads: Heads,
+    activation: Any,
+    tokens: Tokens = NOTHING,
+    layout: Layout = FREE,
+    quantizers: Any = ((None, None, None), None),
+) -> jax.Array:
+    """One layer of a decoder (a causal `heads.mask_kind`) or of an encoder.
+
+    Args:
+      x: [batch, length, d], the residual stream.
+      activation: of the MLP, as in `so.layer_norm_mlp`.
+      layout: where activations lie: of rules by `Layout.of`, or `presets.layout`.
+      quantizers: of attention and of the MLP.
+    Returns: [batch, length, d].
+    Sharding: with a stream cut over the axis of heads and hidden features, 2 all-gathers and 2
+      reduce-scatters; backward the same, and one more all-gather for the weight gradient of each
+      product into heads or hidden features, unless its gathered input is kept (`Layout.gathered`).
+      Where tokens are many beside features, products move fewer bytes by gathering a kernel.
+    """
+    x = x + self_attention(
+        x,
+        attention_weights,
+        heads,
+        norm=attention_norm,
+        tokens=tokens,
+        layout=layout,
+        quantizers=quantizers[0],
+    )
+    return x + mlp(x, mlp_weights, mlp_norm, activation, layout=layout, quantizers=quantizers[1])
