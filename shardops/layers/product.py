@@ -16,7 +16,7 @@ from shardops.primitives import check
 from shardops.primitives import gemm as gemms
 from shardops.primitives.gemm import OutSharding
 from shardops.primitives.gemm_op import GemmOp
-from shardops.primitives.gemm_scaled import ScaledGemmOp, along_contraction, plain_arrays
+from shardops.primitives.gemm_scaled import ScaledGemmOp, along_contraction, arrays_of
 from shardops.primitives.gemm_scaled_local import Scaled
 
 
@@ -49,7 +49,7 @@ def forward(
     """
     out_shape = op.dims((lhs.shape, rhs.shape)).out_shape
     op, lhs, rhs = along_contraction(op, lhs, rhs)
-    operands = plain_arrays(lhs, rhs)
+    operands = [*arrays_of(lhs), *arrays_of(rhs)]
     mesh = array_type.mesh_of(*operands)
     wanted = check.out_sharding(op.name, out_sharding, out_shape, mesh)
     after = [name for name in ("bias", "activation") if getattr(op, name)]
