@@ -133,6 +133,24 @@ def heads_of(kind: str, padded: bool, features: int, **options: Any) -> Heads:
     )
 
 
+def check_split(op: str, heads: Heads, rules: Rules) -> None:
+    """Refuse heads that the devices along their axes do not divide."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    for name, count, argument in (
+        ("heads", heads.num_heads, "num_heads"),
+        ("kv_heads", heads.num_kv_heads, "num_kv_heads"),
+    ):
+        (entry,) = resolve((name,), rules)
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+        devices = prod(sizes.get(axis, 1) for axis in axes)
+        if count % devices:
+            want = f"a multiple of the {devices} devices along {axes}, where rules put {name!r}"
+            fix = "Map 'kv_heads' to None (a preset's replicate_kv=True)."
+            if name == "heads":
+                fix = "Take other numbers, or map 'heads' to None."
+            raise ValueError(wrong(op, argument, repr(count), want, fix))
+
+
 def pair_of(first: Any, second: Any) -> Any:
     """Quantisers of two products, or None."""
     return None if first is None else (first, second)

@@ -14,12 +14,16 @@ except ImportError as error:
     ) from error
 
 from shardops.layers.linen.basic import Dense, LayerNorm, RMSNorm, Softmax
+from shardops.layers.linen.dot_general import DotGeneral, Einsum
 from shardops.layers.linen.joined import LayerNormDense, LayerNormMLP
 from shardops.layers.linen.parameters import watch
+from shardops.layers.linen.replacing import with_shardops
 from shardops.layers.linen.transformer import MultiHeadAttention, TransformerLayer
 
 __all__ = [
     "Dense",
+    "DotGeneral",
+    "Einsum",
     "LayerNorm",
     "LayerNormDense",
     "LayerNormMLP",
@@ -28,4 +32,5 @@ __all__ = [
     "Softmax",
     "TransformerLayer",
     "watch",
+    "with_shardops",
 ]

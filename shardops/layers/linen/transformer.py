@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from shardops.layers import modules
 from shardops.layers.attention import Implementation, MaskKind
 from shardops.layers.linen.joined import MLPParameters
-from shardops.layers.linen.parameters import KERNEL_INIT, Kernel, Scale, layout, quantizers
+from shardops.layers.linen.parameters import (
+    KERNEL_INIT,
+    Kernel,
+    Scale,
+    current,
+    layout,
+    quantizers,
+)
 from shardops.layers.transformer import NORMS, AttentionWeights, Heads, Tokens
 from shardops.primitives import check
 
@@ -21,6 +28,7 @@ def attention_parameters(
 
     kv_features: of keys and values made of another input; None: of the same.
     """
+    modules.check_split("MultiHeadAttention", heads, current(module.rules))
     common = {
         "use_bias": module.use_bias,
         "param_dtype": module.param_dtype,

@@ -16,6 +16,7 @@ except ImportError as error:
 from shardops.layers.nnx.basic import Dense, LayerNorm, RMSNorm, Softmax
 from shardops.layers.nnx.joined import LayerNormDense, LayerNormMLP
 from shardops.layers.nnx.parameters import QuantizerState, watch
+from shardops.layers.nnx.replacing import with_shardops
 from shardops.layers.nnx.transformer import MultiHeadAttention, TransformerLayer
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "Softmax",
     "TransformerLayer",
     "watch",
+    "with_shardops",
 ]

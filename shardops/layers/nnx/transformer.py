@@ -66,6 +66,7 @@ class MultiHeadAttention(Ruled):
             rope_theta=rope_theta,
             implementation=implementation,
         )
+        modules.check_split("MultiHeadAttention", heads, self.rules)
         self.heads, self.dtype, self.recipe = heads, dtype, recipe
         common = {
             "use_bias": use_bias,
