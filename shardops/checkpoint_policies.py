@@ -18,13 +18,31 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from shardops import array_type
 from shardops.errors import wrong
 from shardops.primitives import check
+from shardops.primitives.quantize import QUANTIZED
 from shardops.rules.spec import Spec, to_partition_spec
 
-__all__ = ["gather", "save_gathered"]
+__all__ = [
+    "gather",
+    "save_gathered",
+    "save_gemms",
+    "save_gemms_without_batch_dims",
+    "save_norms",
+    "save_quantized",
+]
 
 GATHERED = "shardops.gathered"
+GEMM = "shardops.gemm"  # a layer's product, before its activation
+NORM = "shardops.norm"  # what a layer's norm gives, quantised or not
 
-save_gathered = jax.checkpoint_policies.save_only_these_names(GATHERED)
+_named = jax.checkpoint_policies.save_only_these_names
+_either = jax.checkpoint_policies.save_from_both_policies
+_jax = jax.checkpoint_policies
+
+save_gathered = _named(GATHERED)
+save_gemms = _either(_jax.dots_saveable, _named(GEMM))
+save_gemms_without_batch_dims = _either(_jax.dots_with_no_batch_dims_saveable, _named(GEMM))
+save_norms = _named(NORM)
+save_quantized = _named(QUANTIZED)
 
 
 def gather(w: jax.Array, spec: PartitionSpec) -> jax.Array:

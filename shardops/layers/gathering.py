@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from shardops import array_type, checkpoint_policies
+from shardops import array_type
+from shardops.checkpoint_policies import GATHERED
 from shardops.errors import wrong
+from shardops.layers.names import named_data
 from shardops.layers.operands import Both
 from shardops.primitives import check
 from shardops.primitives.gemm_op import GemmOp
@@ -33,10 +34,11 @@ def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
 
 def gathered(x: Both, spec: Spec) -> Both:
     """Both layouts of x [*rows, h], where `spec` says; named for `save_gathered`."""
-    rows = _named(_at(x.rows, spec))
+    rows = named_data(_at(x.rows, spec), GATHERED)
     if rows.block is None:
         return Both(rows, _transposed(rows), x.amax)
-    return Both(rows, _named(_at(x.columns, (spec[-1], *spec[:-1]))), x.amax)
+    columns = _at(x.columns, (spec[-1], *spec[:-1]))
+    return Both(rows, named_data(columns, GATHERED), x.amax)
 
 
 def gathered_once(op: GemmOp, dz: Both, rhs: ScaledArray, wanted: Spec | None) -> Both:
@@ -76,12 +78,3 @@ def _at(part: ScaledArray, spec: Spec) -> ScaledArray:
 def _transposed(rows: ScaledArray) -> ScaledArray:
     assert rows.data is not None
     return replace(rows, data=jnp.moveaxis(rows.data, -1, 0))
-
-
-def _named(part: ScaledArray) -> ScaledArray:
-    # By its bits: see `shardops.primitives.quantize`.
-    assert part.data is not None
-    bits = checkpoint_name(
-        jax.lax.bitcast_convert_type(part.data, jnp.uint8), checkpoint_policies.GATHERED
-    )
-    return replace(part, data=jax.lax.bitcast_convert_type(bits, part.data.dtype))

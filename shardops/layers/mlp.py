@@ -10,6 +10,7 @@ from shardops.layers.activations import Activation, Gated, check_gated, gated
 from shardops.layers.dense import Dims, linear
 from shardops.layers.norm_dense import Norm
 from shardops.layers.operands import Input, normed
+from shardops.layers.product import as_asked
 from shardops.layers.quantized import check_quantizers
 from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding
@@ -63,7 +64,7 @@ def layer_norm_mlp(
         **options,
     )
     if pair is not None:
-        hidden = gated(pair, hidden)
+        hidden = as_asked(name, gated(pair, hidden), hidden_sharding)
     return linear(
         name,
         Input(hidden),

@@ -151,6 +151,16 @@ def check_split(op: str, heads: Heads, rules: Rules) -> None:
             raise ValueError(wrong(op, argument, repr(count), want, fix))
 
 
+def check_whole(op: str, argument: str, got: int, want: int) -> None:
+    """Refuse parameters that are shards: a module would leave the sums over them out, silently."""
+    if got != want:
+        fix = (
+            "Inside a shard_map over the axis that cuts them, write the products and their sums "
+            "by hand (docs: Code in shard_map), or leave the axis out of axis_names."
+        )
+        raise ValueError(wrong(op, argument, f"of {got}", f"the module's {want}", fix))
+
+
 def pair_of(first: Any, second: Any) -> Any:
     """Quantisers of two products, or None."""
     return None if first is None else (first, second)

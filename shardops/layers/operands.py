@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from shardops import config, routing
+from shardops.checkpoint_policies import NORM
 from shardops.errors import wrong
-from shardops.layers.names import NORM, named
+from shardops.layers.names import named, named_data
 from shardops.primitives import check
 from shardops.primitives.norm import layer_norm, rms_norm
 from shardops.primitives.quantize import QUANTIZED, quantize
@@ -62,7 +63,9 @@ def both_of(scaled: ScaledArray) -> Both:
         scaled = replace(scaled, scale_inv=named(jnp.asarray(scaled.scale_inv), QUANTIZED))
     columns = scaled.transposed
     assert columns is not None
-    return Both(replace(scaled, transposed_data=None, transposed_scale_inv=None), columns, amax)
+    rows = replace(scaled, transposed_data=None, transposed_scale_inv=None)
+    # Named again: a name within what has a derivative shows where one is taken of it alone.
+    return Both(named_data(rows, QUANTIZED), named_data(columns, QUANTIZED), amax)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class Normed(Input):
         """Quantised by the launch that normalises, where `reorder` leaves the last dim in place."""
         quantizer = replace(quantizer, layout="both", amax_history=None, observed=None)
         scaled = self._of(reorder(self.x), quantizer=quantizer)
-        return both_of(scaled), scaled.straight
+        rows, columns, amax = both_of(scaled)
+        return Both(named_data(rows, NORM), named_data(columns, NORM), amax), scaled.straight
 
 
 def normed(

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from shardops import array_type, routing
+from shardops.checkpoint_policies import GEMM
 from shardops.layers.activations import activate, activation_of
-from shardops.layers.names import GEMM, named
+from shardops.layers.names import named
 from shardops.op import compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives import gemm as gemms
@@ -38,6 +39,16 @@ def apart(out_sharding: OutSharding, *arrays: jax.Array) -> bool:
     Asked of two results of an op, the partitioner of Auto axes moves them one by one.
     """
     return out_sharding is not None and bool(array_type.mesh_of(*arrays).auto_axes)
+
+
+def as_asked(op: str, value: jax.Array, out_sharding: OutSharding) -> jax.Array:
+    """A value with the sharding that was asked for, and its cotangent with it: Auto axes know of
+    neither."""
+    mesh = array_type.mesh_of(value)
+    wanted = check.out_sharding(op, out_sharding, value.shape, mesh)
+    if wanted is None or not mesh.auto_axes:
+        return value
+    return array_type.constrain(value, wanted, check.open_dims(out_sharding))
 
 
 def forward(

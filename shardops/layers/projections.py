@@ -24,6 +24,8 @@ from shardops import array_type
 from shardops.errors import wrong
 from shardops.rules.spec import Axes, to_spec
 
+NormKind = Literal["layer_norm", "rms_norm"]
+
 
 class Weights(NamedTuple):
     """A kernel and its bias."""
@@ -38,7 +40,7 @@ class Norm:
 
     gamma: jax.Array
     beta: jax.Array | None = None
-    norm: Literal["layer_norm", "rms_norm"] = "rms_norm"
+    norm: NormKind = "rms_norm"
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False
 

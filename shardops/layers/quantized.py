@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from shardops import array_type, config, routing
+from shardops.checkpoint_policies import GEMM
 from shardops.errors import wrong
 from shardops.layers.activations import activate, activation_of
 from shardops.layers.gathering import gathered_once
-from shardops.layers.names import GEMM, named
+from shardops.layers.names import named
 from shardops.layers.operands import Both, in_both_layouts
-from shardops.layers.product import apart, forward
+from shardops.layers.product import apart, as_asked, forward
 from shardops.maxima import reported
 from shardops.op import compiled, with_derivative
 from shardops.primitives.gemm import OutSharding
@@ -72,7 +73,7 @@ def quantized_product(
     if activation is None or apart(out_sharding, x):
         linear = replace(op, activation=None)
         (pre,) = _compiled_product((form, linear), out_sharding, operands)
-        return activate(activation, named(pre, GEMM))
+        return activate(activation, named(as_asked(op.name, pre, out_sharding), GEMM))
     out, pre = _compiled_product((form, op), out_sharding, operands)
     return activation_of(activation, None, named(pre, GEMM), out)
 

@@ -1,4 +1,4 @@
-"""Dense layers of quantised operands: every product against float64 products of what was rounded."""
+"""Dense layers of quantised operands: each product against one in float64 of what was rounded."""
 
 import itertools
 import os

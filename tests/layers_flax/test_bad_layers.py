@@ -168,6 +168,30 @@ def test_key_heads_that_no_number_of_copies_spreads_over_devices():
         projected(X, weights, heads=P(None, None, "tp"))
 
 
+@pytest.mark.parametrize("name", ["mlp", "attention"])
+def test_parameters_that_are_shards_by_hand(name):
+    """The sums over manual axes would be missing, without a word."""
+    module = {
+        "mlp": lambda: of_nnx.LayerNormMLP(8, 16, rngs=nnx.Rngs(0)),
+        "attention": lambda: of_nnx.MultiHeadAttention(4, 8, rngs=nnx.Rngs(0)),
+    }[name]()
+    graph, params = nnx.split(module)
+    rules = presets.tensor_parallel("tp")
+    cut = jax.tree.map(
+        lambda v: presets.spec(rules, *v.get_metadata("out_sharding")),
+        params,
+        is_leaf=lambda v: isinstance(v, nnx.Variable),
+    )
+
+    def apply(params, x):
+        return nnx.merge(graph, params)(x)
+
+    with meshes.entered("auto"):
+        mapped = jax.jit(jax.shard_map(apply, in_specs=(cut, P()), out_specs=P()))
+        with pytest.raises(ValueError, match="by hand"):
+            mapped(params, X)
+
+
 def test_rules_that_name_no_axis_of_the_mesh():
     rules = presets.tensor_parallel("model")
     with meshes.entered("auto"), pytest.raises(ValueError, match="Rename 'model'"):

@@ -152,7 +152,7 @@ def installed(name):
 @pytest.mark.filterwarnings("default::DeprecationWarning:flax")
 def test_qwix_provider(rng):
     qwix = installed("qwix")
-    from shardops.layers.qwix import ShardopsProvider
+    from shardops.layers.qwix_provider import ShardopsProvider
 
     model, x = Nnx(nnx.Rngs(0)), cases.random(rng, (B, S, D), "float32")
     all_of_it = ShardopsProvider([qwix.QuantizationRule(module_path="head|attention.*")])

@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 import shardops as so
 from shardops.layers import drop_in, states
@@ -56,7 +57,7 @@ class DotGeneral(nn.Module):
         leaves, structure = jax.tree.flatten_with_path(fresh)
         state = [self._leaf(_name(path), leaf) for path, leaf in leaves]
         kept = jax.tree.unflatten(structure, state)
-        if self.is_initializing() or not any(isinstance(a, jax.core.Tracer) for a in state):
+        if self.is_initializing() or not any(isinstance(a, Tracer) for a in state):
             return kept
         return so.recipes.watch(kept, overwrite=True)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from shardops.layers import modules
 from shardops.layers.activations import check_gated
 from shardops.layers.linen.parameters import KERNEL_INIT, ZEROS, Kernel, Scale, layout, sharding
+from shardops.layers.projections import NormKind
 from shardops.layers.transformer import NORMS, MLPWeights
 from shardops.primitives import check
 
@@ -27,7 +28,7 @@ class LayerNormDense(nn.Module):
     """
 
     features: int | Sequence[int]
-    norm: str = "layer_norm"
+    norm: NormKind = "layer_norm"
     norm_bias: bool | None = None
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False
@@ -86,7 +87,7 @@ class MLPParameters(nn.Module):
     features: int
     hidden_features: int
     activation: Any = "gelu"
-    norm: str = "layer_norm"
+    norm: NormKind = "layer_norm"
     norm_bias: bool | None = None
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False
@@ -149,7 +150,7 @@ class LayerNormMLP(nn.Module):
 
     hidden_features: int
     activation: Any = "gelu"
-    norm: str = "layer_norm"
+    norm: NormKind = "layer_norm"
     norm_bias: bool | None = None
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import shardops as so
 from shardops.layers import axes, modules, states
 from shardops.layers.axes import Layout
-from shardops.layers.projections import Norm, Weights
+from shardops.layers.projections import Norm, NormKind, Weights
 
 KERNEL_INIT = nn.initializers.lecun_normal()
 ZEROS = nn.initializers.zeros_init()
@@ -119,7 +119,7 @@ class Kernel(nn.Module):
 class Scale(nn.Module):
     """The parameters of a norm, for a module that computes with them."""
 
-    kind: str
+    kind: NormKind
     num_features: int
     use_bias: bool = False
     epsilon: float = 1e-6
@@ -135,7 +135,7 @@ class Scale(nn.Module):
         return norm_of(self, self.kind, self.num_features)
 
 
-def norm_of(module: Any, kind: str, num_features: int) -> Norm:
+def norm_of(module: Any, kind: NormKind, num_features: int) -> Norm:
     """The parameters of a module with the fields of `LayerNorm`; biases of a LayerNorm alone."""
     names = modules.axes_for(type(module).__name__, "scale_axes", module.scale_axes, 1)
     init = module.scale_init or (ZEROS if module.zero_centered_gamma else ONES)

@@ -7,9 +7,9 @@ import flax.linen as nn
 
 from shardops.layers import modules
 from shardops.layers.drop_in import DotGeneral
-from shardops.layers.projections import Norm
+from shardops.layers.projections import Norm, NormKind
 
-_KINDS = {nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}
+_KINDS: dict[Any, NormKind] = {nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}
 
 
 def with_shardops(

@@ -17,6 +17,7 @@ from shardops.layers.linen.parameters import (
     layout,
     quantizers,
 )
+from shardops.layers.projections import NormKind
 from shardops.layers.transformer import NORMS, AttentionWeights, Heads, Tokens
 from shardops.primitives import check
 
@@ -179,7 +180,7 @@ class TransformerLayer(nn.Module):
     head_dim: int | None = None
     kind: str = "decoder"
     padded: bool = False
-    norm: str = "rms_norm"
+    norm: NormKind = "rms_norm"
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False
     activation: Any = "gelu"

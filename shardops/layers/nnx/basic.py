@@ -1,7 +1,7 @@
 """Dense, norms and softmax."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import shardops as so
 from shardops.layers import modules
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.parameters import Ruled, param, quantizers, state_of, value
-from shardops.layers.projections import Norm, Weights
+from shardops.layers.projections import Norm, NormKind, Weights
 from shardops.layers.transformer import NORMS
 from shardops.primitives import check
 
@@ -117,7 +117,7 @@ class _Norm(Ruled):
         bias = param(bias_init, rngs, shape, param_dtype, names, self.rules) if use_bias else None
         self.bias = nnx.data(bias)
 
-    kind = ""
+    kind: ClassVar[NormKind]
 
     def norm(self) -> Norm:
         """Its parameters and kind, for what is computed with it."""
@@ -155,7 +155,7 @@ class RMSNorm(_Norm):
     kind = "rms_norm"
 
 
-def norm_of(kind: str, num_features: int, op: str, **options: Any) -> _Norm:
+def norm_of(kind: NormKind, num_features: int, op: str, **options: Any) -> _Norm:
     """A norm by the name of its kind; biases of a LayerNorm alone."""
     check.one_of(op, "norm", kind, NORMS)
     use_bias = options.pop("use_bias")

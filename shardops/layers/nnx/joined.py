@@ -12,6 +12,7 @@ from shardops.layers.activations import check_gated
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
 from shardops.layers.nnx.parameters import Ruled
+from shardops.layers.projections import NormKind
 from shardops.layers.transformer import MLPWeights
 
 
@@ -33,7 +34,7 @@ class LayerNormDense(Ruled):
         in_features: int,
         features: int | Sequence[int],
         *,
-        norm: str = "layer_norm",
+        norm: NormKind = "layer_norm",
         norm_bias: bool | None = None,
         epsilon: float = 1e-6,
         zero_centered_gamma: bool = False,
@@ -95,7 +96,7 @@ class LayerNormMLP(Ruled):
         hidden_features: int,
         *,
         activation: Any = "gelu",
-        norm: str = "layer_norm",
+        norm: NormKind = "layer_norm",
         norm_bias: bool | None = None,
         epsilon: float = 1e-6,
         zero_centered_gamma: bool = False,
@@ -110,6 +111,7 @@ class LayerNormMLP(Ruled):
         super().__init__(rules)
         check_gated("LayerNormMLP", activation)
         self.activation, self.dtype = activation, dtype
+        self.hidden_features = hidden_features
         common = {"param_dtype": param_dtype, "rules": rules, "rngs": rngs}
         self.norm = norm_of(
             norm,
@@ -134,7 +136,10 @@ class LayerNormMLP(Ruled):
 
     def weights(self) -> MLPWeights:
         """Its kernels and biases as they are kept."""
-        return MLPWeights(self.up.weights(), self.down.weights())
+        weights = MLPWeights(self.up.weights(), self.down.weights())
+        hidden = weights.up.kernel.shape[-1]
+        modules.check_whole("LayerNormMLP", "hidden features", hidden, self.hidden_features)
+        return weights
 
     def by_recipe(self) -> Any:
         """The quantisers of both products."""

@@ -40,7 +40,9 @@ def param(
 ) -> nnx.Param:
     """A parameter with logical axes, placed on the mesh if there is one and a rule for each."""
     if names is not None:
-        metadata: dict[str, Any] = {"sharding_rules": rules} if rules else {}
+        metadata: dict[str, Any] = {}
+        if rules and rules != modules.rules_of(get_logical_axis_rules()):
+            metadata["sharding_rules"] = rules  # Flax knows those of its context
         eager = nnx.using_eager_sharding() and axes.resolvable(names, rules)
         init = nnx.with_partitioning(init, names, eager_sharding=eager, **metadata)
     return nnx.Param(init(rngs.params(), tuple(shape), dtype))

@@ -12,6 +12,7 @@ from shardops.layers.axes import Rules
 from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
 from shardops.layers.nnx.joined import LayerNormMLP
 from shardops.layers.nnx.parameters import Ruled, quantizers, state_of
+from shardops.layers.projections import NormKind
 from shardops.layers.transformer import AttentionWeights, Heads, Tokens
 
 
@@ -98,7 +99,10 @@ class MultiHeadAttention(Ruled):
     def weights(self) -> AttentionWeights:
         """Its kernels and biases as they are kept."""
         layers = (self.query, self.key, self.value, self.out)
-        return AttentionWeights(*(layer.weights() for layer in layers))
+        weights = AttentionWeights(*(layer.weights() for layer in layers))
+        heads = weights.query.kernel.shape[1]
+        modules.check_whole("MultiHeadAttention", "heads", heads, self.heads.num_heads)
+        return weights
 
     def by_recipe(self, cross: bool = False) -> Any:
         """The quantisers of the products: into heads, out of them, and of kv where it is given.
@@ -170,7 +174,7 @@ class TransformerLayer(Ruled):
         head_dim: int | None = None,
         kind: str = "decoder",
         padded: bool = False,
-        norm: str = "rms_norm",
+        norm: NormKind = "rms_norm",
         epsilon: float = 1e-6,
         zero_centered_gamma: bool = False,
         activation: Any = "gelu",

@@ -1,5 +1,6 @@
 """A provider for Qwix: products of a Flax model done by shardops, chosen by Qwix's rules."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ import jax.numpy as jnp
 from shardops.layers.drop_in import DotGeneral
 
 try:
-    import qwix
+    qwix: Any = importlib.import_module("qwix")
 except ImportError as error:
     raise ImportError(
-        "shardops.layers.qwix: qwix is not installed; expected qwix 0.1.8 or newer. "
+        "shardops.layers.qwix_provider: qwix is not installed; expected qwix 0.1.8 or newer. "
         "pip install qwix."
     ) from error
 
@@ -33,9 +34,7 @@ class ShardopsProvider(qwix.QuantizationProvider):
       recipe: of `so.recipes`, one without state; None: products of the operands as they are.
     """
 
-    def __init__(
-        self, rules: Sequence[qwix.QuantizationRule], recipe: Any = None, **options: Any
-    ) -> None:
+    def __init__(self, rules: Sequence[Any], recipe: Any = None, **options: Any) -> None:
         super().__init__(rules, **options)
         self._dot_general = DotGeneral(recipe)
 

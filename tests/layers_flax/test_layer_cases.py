@@ -1,0 +1,266 @@
+"""Reported cases at the level of modules.
+
+19: amax of microbatches; 29: scan and nested jit (shard_map: test_sharded_layers.py); 30: policies
+of checkpoint; 40: meshes and logical axes.
+"""
+
+import contextlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardops as so
+from shardops import hlo
+from shardops.layers import linen, presets
+from shardops.layers import nnx as of_nnx
+from tests import cases, meshes
+from tests.closeness import assert_close
+
+RULES = presets.tensor_sequence_parallel("tp", data="dp")
+DELAYED = so.recipes.DelayedScaling(history_length=4)
+D = 32
+
+
+def small(rng, *lead):
+    return cases.random(rng, (*lead, D), "float32")
+
+
+def linen_layer(**options):
+    return linen.TransformerLayer(4, 64, activation=("silu", "linear"), **options)
+
+
+# ---- 19: state of delayed scaling ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", ["nnx", "linen"])
+@pytest.mark.parametrize("kind", ["none", "auto", "explicit"])
+def test_microbatches_combine_their_magnitudes_by_maximum(framework, kind):
+    """Two of largest magnitude 1 and 3, scanned: 3, not 4, in one entry of the history."""
+    batches = jnp.stack([jnp.full((8, D), 1.0), jnp.full((8, D), 3.0)])
+    if framework == "nnx":
+        module = of_nnx.Dense(D, 16, recipe=DELAYED, rngs=nnx.Rngs(0))
+        graph, state, params = nnx.split(module, of_nnx.QuantizerState, ...)
+
+        def gradients(state, batches):
+            def loss(state):
+                model = of_nnx.watch(nnx.merge(graph, state, params))
+                return jnp.sum(scanned(model, batches))
+
+            return jax.grad(loss)(state)
+    else:
+        module = linen.Dense(16, recipe=DELAYED)
+        variables = module.init(jax.random.key(0), batches[0])
+        state = variables["_overwrite_with_gradient"]
+
+        def gradients(state, batches):
+            def loss(state):
+                held = linen.watch({**variables, "_overwrite_with_gradient": state})
+                return jnp.sum(scanned(lambda x: module.apply(held, x), batches))
+
+            return jax.grad(loss)(state)
+
+    def scanned(model, batches):
+        return jax.lax.scan(lambda total, x: (total + model(x).sum(), None), 0.0, batches)[0]
+
+    with meshes.entered(kind) if kind != "none" else contextlib.nullcontext() as mesh:
+        if mesh is not None:
+            batches = meshes.place(mesh, batches, None, ("dp", "tp"))
+        new = jax.jit(gradients)(state, batches)
+    histories = [a for a in jax.tree.leaves(new) if a.shape == (4,)]
+    np.testing.assert_array_equal(histories[0], [3, 0, 0, 0])
+    for leaf in jax.tree.leaves(new):
+        assert leaf.sharding.is_fully_replicated
+
+
+def test_orbax_restores_a_run_bit_by_bit(rng, tmp_path):
+    """Parameters and state of delayed scaling, saved and restored between two steps."""
+    module = linen_layer(recipe=DELAYED)
+    x = small(rng, 2, 8)
+    variables = nn.unbox(module.init(jax.random.key(0), x))
+
+    @jax.jit
+    def step(variables):
+        grads = jax.grad(lambda v: (module.apply(linen.watch(v), x) ** 2).mean())(variables)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, variables["params"], grads["params"])
+        return {**grads, "params": params}
+
+    first = step(step(variables))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", first)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "state", first)
+    jax.tree.map(np.testing.assert_array_equal, step(restored), step(first))
+
+
+# ---- 29: scan, nested jit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_layers_of_linen_in_a_scan(rng, kind):
+    """Parameters stacked by `nn.scan`, whose axis the metadata takes in; one body's collectives."""
+    x = cases.random(rng, (2, D, D), "float32")  # no more tokens a group than features
+
+    class Model(nn.Module):
+        rules: object = None
+
+        @nn.compact
+        def __call__(self, x):
+            scanned = nn.scan(
+                lambda layer, x, _: (layer(x), None),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=3,
+                metadata_params={nn.PARTITION_NAME: None},
+            )
+            return scanned(linen_layer(rules=self.rules, name="layers"), x, None)[0]
+
+    variables = nn.unbox(Model().init(jax.random.key(0), x))
+    want = Model().apply(variables, x)
+    assert variables["params"]["layers"]["attention"]["query"]["kernel"].shape == (3, D, 4, 8)
+    boxed = jax.eval_shape(Model(RULES).init, jax.random.key(0), x)["params"]["layers"]
+    assert boxed["attention"]["query"]["kernel"].names == (None, "embed", "heads", "head_dim")
+    with meshes.entered(kind) as mesh:
+        specs = jax.tree.map(
+            lambda box: NamedSharding(mesh, presets.spec(RULES, *box.names)),
+            boxed,
+            is_leaf=lambda box: isinstance(box, nn.LogicallyPartitioned),
+        )
+        placed = {"params": {"layers": jax.device_put(variables["params"]["layers"], specs)}}
+        at = meshes.place(mesh, x, "dp", "tp")
+        apply = jax.jit(Model(RULES).apply)
+        assert_close(apply(placed, at), np.asarray(want, np.float64), reduced=64 * D, roundings=16)
+        found = {k: n for k, (n, _) in hlo.summary(apply.lower(placed, at).compile()).items()}
+    assert found == {"all-gather": 2, "reduce-scatter": 2}
+
+
+def test_layers_of_nnx_in_a_scan_and_a_nested_jit(rng):
+    x = small(rng, 4, 16)
+
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(key):
+        return of_nnx.TransformerLayer(D, 4, 64, rngs=nnx.Rngs(params=key))
+
+    layers = make(jax.random.split(jax.random.key(0), 3))
+
+    @nnx.jit
+    def model(layers, x):
+        return nnx.scan(
+            lambda layer, x: nnx.jit(lambda m, x: m(x))(layer, x),
+            in_axes=(0, nnx.Carry),
+            out_axes=nnx.Carry,
+        )(layers, x)
+
+    want = x
+    graph, state = nnx.split(layers)
+    for i in range(3):
+        want = nnx.merge(graph, jax.tree.map(lambda a, i=i: a[i], state))(want)
+    assert_close(model(layers, x), np.asarray(want, np.float64), reduced=64 * D, roundings=8)
+
+
+# ---- 30: checkpoint ------------------------------------------------------------------------------
+
+
+def test_a_policy_saves_the_products_of_layers(rng):
+    """The policy of dots saves none of them, as they are no dots to JAX; ours saves them all."""
+    x = small(rng, 2, 8)
+    module = linen_layer()
+    variables = nn.unbox(module.init(jax.random.key(0), x))
+
+    def products(policy):
+        layer = jax.checkpoint(lambda v, x: jnp.sin(module.apply(v, x)), policy=policy)
+        text = str(jax.make_jaxpr(jax.grad(lambda v: layer(v, x).sum()))(variables))
+        return text.count("name=shardops.gemm")
+
+    policies = so.checkpoint_policies
+    saved = products(policies.save_gemms) if hasattr(policies, "save_gemms") else None
+    assert saved is None or saved < products(None)
+
+
+# ---- 40: no mesh, logical axes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", ["nnx", "linen"])
+def test_logical_axes_without_a_mesh_or_without_rules(rng, framework):
+    """Names stay metadata; nothing asks for a mesh. A mesh without rules shards nothing."""
+    x = small(rng, 2, 8)
+
+    def kernel_and_value(rules):
+        if framework == "nnx":
+            module = of_nnx.LayerNormMLP(D, 64, rngs=nnx.Rngs(0), rules=rules)
+            assert module.up.kernel.get_metadata("out_sharding") == ("embed", "mlp")
+            return module.up.kernel[...], module(x)
+        module = linen.LayerNormMLP(64, rules=rules)
+        variables = module.init(jax.random.key(0), x)
+        assert variables["params"]["up"]["kernel"].names == ("embed", "mlp")
+        variables = nn.unbox(variables)
+        return variables["params"]["up"]["kernel"], module.apply(variables, x)
+
+    _, want = kernel_and_value(RULES)
+    for kind in ("auto", "explicit"):
+        with meshes.entered(kind):
+            kernel, value = kernel_and_value(None)
+            assert kernel.sharding.is_fully_replicated
+            assert_close(value, np.asarray(want, np.float64), reduced=64, roundings=4)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_rules_of_flax_s_context(rng, kind):
+    """Read where a module is made, and by NNX kept; a gradient is taken outside of them."""
+    x = cases.random(rng, (4, 16, D), "float32")
+    want = of_nnx.TransformerLayer(D, 4, 64, rngs=nnx.Rngs(0))(x)
+    with meshes.entered(kind) as mesh:
+        with nnx.logical_axis_rules(RULES):
+            module = of_nnx.TransformerLayer(D, 4, 64, rngs=nnx.Rngs(0))
+        kernel = module.attention.query.kernel[...]
+        assert meshes.same(kernel.sharding.spec, P(None, "tp"))
+        at = meshes.place(mesh, x, "dp", "tp")
+        got = nnx.jit(lambda m, x: m(x))(module, at)
+        assert meshes.same(got.sharding.spec, P("dp", "tp"))
+        gradient = nnx.jit(nnx.grad(lambda m, x: (m(x) ** 2).mean()))(module, at)
+        assert meshes.same(gradient.attention.query.kernel[...].sharding.spec, P(None, "tp"))
+    assert_close(got, np.asarray(want, np.float64), reduced=64 * D, roundings=8)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_a_kernel_of_three_dims_with_logical_axes(rng, kind):
+    """DenseGeneral into heads, whose result goes where `out_axes` says."""
+    x = cases.random(rng, (4, 16, D), "float32")
+    axes = {"kernel_axes": ("embed", "heads", None), "out_axes": ("batch", None, "heads", None)}
+    dense = linen.Dense((4, 8), **axes)
+    with meshes.entered(kind) as mesh, nn.logical_axis_rules(RULES):
+        variables = jax.jit(dense.init)(jax.random.key(0), x)
+        assert variables["params"]["bias"].names == ("heads", None)
+        at = meshes.place(mesh, x, "dp", "tp")
+        got = jax.jit(dense.apply)(nn.unbox(variables), at)
+        assert meshes.same(got.sharding.spec, P("dp", None, "tp"))
+    plain = nn.DenseGeneral((4, 8)).apply(nn.unbox(variables), x)
+    assert_close(got, np.asarray(plain, np.float64), reduced=D, roundings=2)
+
+
+def test_modules_of_both_frameworks_say_the_same_of_their_parameters():
+    x = jnp.ones((1, 4, D))
+    for make in (
+        lambda f, **o: f.LayerNormMLP(D, 64, **o) if f is of_nnx else f.LayerNormMLP(64, **o),
+        lambda f, **o: (
+            f.MultiHeadAttention(4, D, **o) if f is of_nnx else f.MultiHeadAttention(4, **o)
+        ),
+    ):
+        boxed = make(linen).init(jax.random.key(0), x)["params"]
+        state = nnx.state(make(of_nnx, rngs=nnx.Rngs(0)), nnx.Param)
+        theirs = {
+            jax.tree_util.keystr(path, simple=True, separator="."): box.names
+            for path, box in jax.tree.leaves_with_path(
+                boxed, is_leaf=lambda b: isinstance(b, nn.LogicallyPartitioned)
+            )
+        }
+        ours = {
+            ".".join(path): v.get_metadata("out_sharding") for path, v in nnx.to_flat_state(state)
+        }
+        assert ours == theirs
