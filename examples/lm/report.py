@@ -66,32 +66,16 @@ class Meter:
 def header(console: Console, options: Options, mesh: Mesh, params: Any, text: Text) -> None:
     sizes = ",".join(f"{name}={size}" for name, size in mesh.shape.items())
     count = sum(array.size for array in jax.tree.leaves(params))
-    device = mesh.devices.flat[0]
+    device, recipe = mesh.devices.flat[0], options.recipe
     lines = (
         f"shardops {shardops.__version__}, jax {jax.__version__}: "
         f"{mesh.size} x {device.device_kind}, mesh {sizes}, {options.dtype}",
-        *(
-            []
-            if options.recipe == "none"
-            else [f"recipe {options.recipe}: {_way(options, device)}"]
-        ),
+        *([f"recipe {recipe}: {arithmetic(recipe, device)}"] if recipe != "none" else []),
         f"model: {count:,} parameters",
         f"text: {text.files:,} files, {len(text.train):,} characters to train on, "
         f"{len(text.held_out):,} held out",
     )
     console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
-
-
-def _way(options: Options, device: Any) -> str:
-    """In what the products of a recipe are computed on this kind of device."""
-    if device.platform != "gpu":
-        return "8-bit operands, multiplied in float32, as this CPU has no such products"
-    least, most = _NATIVE[options.recipe]
-    capability = tuple(int(part) for part in device.compute_capability.split("."))
-    if least <= capability <= most:
-        return "products of 8-bit operands"
-    wide = "float32" if options.recipe == "block128" else "bfloat16"
-    return f"8-bit operands, multiplied in {wide}, as this GPU has no such products"
 
 
 # Compute capabilities whose tensor cores take a recipe's operands as they are.
@@ -101,6 +85,18 @@ _NATIVE = {
     "block128": ((9, 0), (9, 0)),
     "mxfp8": ((10, 0), (99, 0)),
 }
+
+
+def arithmetic(recipe: str, device: Any) -> str:
+    """In what the products of a recipe are computed on this kind of device."""
+    if device.platform != "gpu":
+        return "8-bit operands, multiplied in float32, as this CPU has no such products"
+    least, most = _NATIVE[recipe]
+    capability = tuple(int(part) for part in device.compute_capability.split("."))
+    if least <= capability <= most:
+        return "products of 8-bit operands"
+    wide = "float32" if recipe == "block128" else "bfloat16"
+    return f"8-bit operands, multiplied in {wide}, as this GPU has no such products"
 
 
 def losses(console: Console, train: float, held_out: float) -> None:

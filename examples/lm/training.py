@@ -141,10 +141,8 @@ def step_of(
             state["params"], quantizers, inputs, targets
         )
         # Once a step: what the layers saw, forward and backward, decides the next one's scales.
-        return {
-            **_adam(state, grads, learning_rate),
-            "quantizers": so.recipes.update(quantizers, seen),
-        }, value
+        after = _adam(state, grads, learning_rate)
+        return {**after, "quantizers": so.recipes.update(quantizers, seen)}, value
 
     return step
 

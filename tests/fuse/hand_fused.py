@@ -1,10 +1,10 @@
-"""A decoder-only transformer: pre-norm, residual stream carried by the norms themselves.
+"""A decoder-only transformer whose fusions are written out by hand, or taken apart again.
 
     y, s = rms_norm(branch, gamma, add=s, return_input=True)    s = s + branch, y = norm(s)
 
-Tensor, sequence and data parallel, said by specs alone: between blocks the stream is sharded over
-batch (dp) and sequence (tp); the projections into a block are split by columns (heads, hidden
-units), those out of it by rows, whose partial sums are scattered back over the sequence.
+Pre-norm, the residual stream is carried by the norms themselves. Tensor, sequence and data
+parallel, said by specs alone: between blocks the stream is sharded over batch (dp) and sequence
+(tp); the products into a block are split by columns, those out of it by rows.
 """
 
 from collections.abc import Callable
@@ -18,32 +18,36 @@ from jax.sharding import PartitionSpec as P
 
 import shardops as so
 
-from . import plain
-
 Parameters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Ops:
-    """Who computes norms and products, and how results are sharded (None: no mesh)."""
+    """Who computes norms and products."""
 
     gemm: Callable[..., Any]
     rms_norm: Callable[..., Any]
-    tokens: P | None = None  # [batch, seq]
-    stream: P | None = None  # [batch, seq, dim]
-    heads: P | None = None  # [batch, seq, 3, heads, dim / heads]
-    hidden: P | None = None  # [batch, seq, 4 dim]
 
 
-SHARDED = Ops(
-    so.gemm,
-    so.rms_norm,
-    tokens=P("dp", "tp"),
-    stream=P("dp", "tp", None),
-    heads=P("dp", None, None, "tp", None),
-    hidden=P("dp", None, "tp"),
-)
-PLAIN = Ops(plain.gemm, plain.rms_norm)
+STREAM = P("dp", "tp", None)  # [batch, seq, dim]
+HEADS = P("dp", None, None, "tp", None)  # [batch, seq, 3, heads, dim / heads]
+HIDDEN = P("dp", None, "tp")  # [batch, seq, 4 dim]
+
+
+def _norm_apart(x, gamma, *, add=None, return_input=False, epsilon=1e-6):
+    h = x if add is None else x + add
+    y = so.rms_norm(h, gamma, epsilon=epsilon)
+    return (y, h) if return_input else y
+
+
+def _gemm_apart(lhs, rhs, *, bias=None, activation=None, **options):
+    out = so.gemm(lhs, rhs, **options)
+    out = out if bias is None else out + bias
+    return out if activation is None else getattr(jax.nn, activation)(out)
+
+
+BY_HAND = Ops(so.gemm, so.rms_norm)
+APART = Ops(_gemm_apart, _norm_apart)
 
 
 def parameters(*, dim: int, layers: int, heads: int, seq: int, vocabulary: int, seed: int) -> Any:
@@ -106,7 +110,7 @@ def loss(params: Parameters, inputs: jax.Array, targets: jax.Array, ops: Ops) ->
 
 def _logits(params: Parameters, inputs: jax.Array, ops: Ops) -> jax.Array:
     """[batch, seq, vocabulary]; each device keeps its part of the sequence, so nothing moves."""
-    embedded = params["embedding"].at[inputs].get(out_sharding=ops.stream)
+    embedded = params["embedding"].at[inputs].get(out_sharding=STREAM)
     branch, stream = embedded + params["position"], None
     for layer in params["layers"]:
         y, stream = ops.rms_norm(branch, layer["attention_gamma"], add=stream, return_input=True)
@@ -118,19 +122,17 @@ def _logits(params: Parameters, inputs: jax.Array, ops: Ops) -> jax.Array:
 
 
 def _attention(layer: Parameters, y: jax.Array, ops: Ops) -> jax.Array:
-    qkv = ops.gemm(y, layer["qkv"], out_sharding=ops.heads)
+    qkv = ops.gemm(y, layer["qkv"], out_sharding=HEADS)
     q, k, v = (qkv[:, :, part] for part in range(3))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
     return ops.gemm(
-        mixed, layer["projection"], contracting_dims=((2, 3), (0, 1)), out_sharding=ops.stream
+        mixed, layer["projection"], contracting_dims=((2, 3), (0, 1)), out_sharding=STREAM
     )
 
 
 def _mlp(layer: Parameters, y: jax.Array, ops: Ops) -> jax.Array:
-    hidden = ops.gemm(
-        y, layer["up"], bias=layer["up_bias"], activation="gelu", out_sharding=ops.hidden
-    )
-    return ops.gemm(hidden, layer["down"], bias=layer["down_bias"], out_sharding=ops.stream)
+    hidden = ops.gemm(y, layer["up"], bias=layer["up_bias"], activation="gelu", out_sharding=HIDDEN)
+    return ops.gemm(hidden, layer["down"], bias=layer["down_bias"], out_sharding=STREAM)
