@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     for name, default in (("dim", 1024), ("layers", 10), ("heads", 16), ("seq", 1024)):
         add(f"--{name}", type=int, default=default)
@@ -97,7 +97,7 @@ def train(options: argparse.Namespace) -> int:
         for each in batches:
             state, loss = program(state, *each)
             losses.append(loss)
-        jax.block_until_ready(loss)
+        jax.block_until_ready(losses[-1])
         blocks.append((time.perf_counter() - block_start) / count)
     # Put on the device beforehand: what Python does for a batch is no part of a step.
     held_out = [
@@ -105,7 +105,7 @@ def train(options: argparse.Namespace) -> int:
         for pair in text.evaluation(text.held_out, options.batch, options.seq, EVALUATION_BATCHES)
     ]
     value = sum(float(evaluate(state["params"], state["quantizers"], *pair)) for pair in held_out)
-    memory = program.memory_analysis()
+    memory: Any = program.memory_analysis()
     stats = jax.local_devices()[0].memory_stats() or {}
     say(
         {
@@ -150,7 +150,7 @@ def drive(options: argparse.Namespace, arguments: Sequence[str]) -> Any:
     names = options.runs.split(",")
     if unknown := {*names} - {*RUNS}:
         raise SystemExit(f"--runs: {', '.join(sorted(unknown))}: expected {', '.join(RUNS)}")
-    processes = {
+    processes: dict[str, Any] = {
         name: subprocess.Popen(
             [sys.executable, __file__, *arguments, "--run", name],
             stdin=subprocess.PIPE,

@@ -154,11 +154,22 @@ def plain_loss(params: Any, quantizers: Any, inputs: jax.Array, targets: jax.Arr
 
 
 class Trainer:
-    """One loss compiled for one place: where the state is put, and the batches."""
+    """One loss compiled for one place.
 
-    def __init__(self, loss: Loss, state: State, places: Any, tokens: Any, batch: Batch) -> None:
-        self._tokens = tokens
-        self._mesh = tokens.mesh if isinstance(tokens, NamedSharding) else None
+    places, tokens: where the state is put, and the batches: shardings on the mesh, or a device.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        state: State,
+        batch: Batch,
+        *,
+        places: Any,
+        tokens: Any,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._tokens, self._mesh = tokens, mesh
         self.state = jax.device_put(state, places)
         try:
             with self._ambient():
@@ -194,9 +205,11 @@ class Trainer:
 def sharded(model: Functional, state: State, mesh: Mesh, batch: Batch) -> Trainer:
     """Of the library's modules, over the mesh."""
     tokens = NamedSharding(mesh, presets.spec(TENSOR_SEQUENCE_PARALLEL, "batch", "sequence"))
-    return Trainer(model.loss, state, state_shardings(model, state, mesh), tokens, batch)
+    places = state_shardings(model, state, mesh)
+    return Trainer(model.loss, state, batch, places=places, tokens=tokens, mesh=mesh)
 
 
 def unsharded(state: State, device: Any, batch: Batch) -> Trainer:
     """Of plain jnp in float32, on one device."""
-    return Trainer(plain_loss, {**state, "quantizers": {}}, device, device, batch)
+    state = {**state, "quantizers": {}}
+    return Trainer(plain_loss, state, batch, places=device, tokens=device)
