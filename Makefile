@@ -85,7 +85,7 @@ collectives: $(TEST_READY) ## what everyday layouts move, into docs/collectives.
 	$(RUN) -m benchmarks.collectives
 
 exhaustive: $(TEST_READY) ## thousands of drawn cases where `test` has hundreds
-	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules \
+	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules tests/layers_flax \
 	  tests/kernels/test_resources.py
 
 test-versions: ## a smoke part of the tests on every supported pair of Python and JAX found here

@@ -1,4 +1,4 @@
-"""Activations of layers: of a pre-activation, of what a product's epilogue made of it, and gated.
+"""Activations of layers, of one pre-activation and gated.
 
 Each derivative is taken of the saved pre-activation, in float32.
 """
@@ -58,19 +58,6 @@ def _slope(activation: Activation, _: None, pre: jax.Array, dout: jax.Array) -> 
 
 _activate.defvjp(lambda a, _, pre: (_activate(a, None, pre), pre), _slope)
 _compiled_activate = compiled(_activate)
-
-
-@with_derivative
-def activation_of(activation: Activation, _: None, pre: jax.Array, out: jax.Array) -> jax.Array:
-    """`out`, the activation of `pre` as a product's epilogue made it."""
-    del activation, pre
-    return out
-
-
-activation_of.defvjp(
-    lambda a, _, pre, out: (activation_of(a, None, pre, out), pre),
-    lambda a, _, pre, dout: (*_slope(a, None, pre, dout), None),
-)
 
 
 def gated(activations: Gated, pre: jax.Array) -> jax.Array:

@@ -36,7 +36,42 @@ def dense(
     input_sharding: PartitionSpec | None = None,
     precise_accumulation: bool = False,
 ) -> jax.Array:
-    """Multiply by a kernel, add a bias and activate."""
+    """Multiply by a kernel, add a bias and activate.
+
+        y[*r, *n] = activation(sum_k x[*r, *k] kernel[*k, *n] + bias[*n])
+
+    With `quantizers` x and kernel are quantised, each once in the layouts of both passes, and so is
+    the cotangent dz of the pre-activation; all three products are of 8-bit data:
+
+        dx = dz · kernelᵀ,  dkernel = xᵀ · dz,  dbias = sum_r(dz)
+
+    Between the passes are kept: x and kernel, or of each the 8-bit layout that the backward pass
+    reads; and the pre-activation where there is an activation. Derivatives of any order in reverse
+    mode, with `quantizers` of the first.
+
+    Args:
+      x: float32 | bfloat16 | float16, any shape: batch or sequence first.
+      kernel: any of these dtypes; where both are not quantised they are promoted as by jnp.
+      bias: [*n], any of these dtypes.
+      contracting_dims, batch_dims: as of `shardops.gemm`.
+      activation: None | "gelu" (tanh approximation) | "silu" | "relu".
+      quantizers: of a recipe, `recipe.dense_quantizers()`; None: no quantisation. State of delayed
+        scaling is to be watched (`so.recipes.watch`) where a gradient is taken.
+      out_dtype: dtype of the result; None: that of x and kernel promoted.
+      out_sharding: PartitionSpec of the result, "cheapest" or None, as of `shardops.gemm`.
+      input_sharding: where x lies while it is multiplied, gathered once for both passes: of each
+        dim of x leading axes or none. Kept from one pass to the other; under `jax.checkpoint` by
+        the policy `save_gathered`. Explicit axes alone. None: each product gathers what it needs.
+      precise_accumulation: as of `shardops.gemm`, in both passes.
+    Returns: y [*r, *n].
+    Raises: TypeError for dtypes and quantisers; ValueError for shapes, dims, activations, shardings
+      and for state that is missing or not watched.
+    Sharding: as of three `shardops.gemm`s; what moves of quantised operands are 8-bit data and
+      scales. Quantisers with one scale a tensor take one all-reduce of one or two numbers for each
+      operand that is sharded; dz, with one scale, is gathered once for both of its products on
+      Explicit axes, else once for each.
+    Source: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433
+    """
     (x,) = check.arrays("dense", x=x)
     return linear(
         "dense",

@@ -16,7 +16,7 @@ from shardops.primitives import check
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.scales import scale_spec
-from shardops.rules.spec import Spec, axes_in
+from shardops.rules.spec import Spec, axes_in, to_partition_spec
 
 
 def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
@@ -29,7 +29,11 @@ def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
     if mesh.empty:
         want, fix = "None where there is no mesh", "Set one with jax.set_mesh, or leave it out."
         raise ValueError(wrong(op, "input_sharding", repr(spec), want, fix))
-    check.out_sharding(op, spec, x.shape, mesh)
+    have, wanted = array_type.type_spec(x), check.out_sharding(op, spec, x.shape, mesh)
+    if wanted is None or any(a[: len(b)] != b for a, b in zip(have, wanted, strict=True)):
+        want = f"leading axes of each dim of {to_partition_spec(have)}, or none"
+        fix = "It is gathered, and moved nowhere else: reshard x first."
+        raise ValueError(wrong(op, "input_sharding", repr(spec), want, fix))
 
 
 def gathered(x: Both, spec: Spec) -> Both:

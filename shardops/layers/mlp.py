@@ -36,7 +36,39 @@ def layer_norm_mlp(
     input_sharding: PartitionSpec | None = None,
     precise_accumulation: bool = False,
 ) -> jax.Array:
-    """Normalise, widen, activate and narrow."""
+    """Normalise, widen, activate and narrow: the feed-forward half of a transformer's layer.
+
+        z = norm(x) · kernels[0] + biases[0]
+        hidden[*r, f] = activation(z[*r, f]),  or gated a0(z[*r, 0, f]) * a1(z[*r, 1, f])
+        y = hidden · kernels[1] + biases[1]
+
+    Both products as of `dense`; a gate is computed in float32 from the pre-activation, in one pass
+    forward and one backward, and the pre-activation is what is kept for it.
+
+    Args:
+      x: [*r, d] float32 | bfloat16 | float16.
+      gamma, beta: [d]; beta with norm="layer_norm" alone, or None.
+      kernels: [d, f] and [f, n]; gated [d, 2, f] and [f, n]: gate and linear part on a dim of their
+        own, so that f can be sharded.
+      biases: [f] or [2, f], and [n]; None each.
+      norm: "layer_norm" | "rms_norm".
+      epsilon, zero_centered_gamma: as of `shardops.layer_norm`.
+      activation: as of `dense`; or a pair of "gelu" | "silu" | "relu" | "linear", a gate.
+      batch_dims: dims of x that are batch-like, and of no kernel, as of `shardops.gemm`.
+      quantizers: a pair, `recipe.dense_quantizers()` for each product.
+      out_dtype, precise_accumulation: as of `dense`.
+      hidden_sharding: of hidden, [*r, f].
+      out_sharding: of y.
+      input_sharding: of norm(x) while it is multiplied, as of `dense`.
+    Returns: y [*r, n].
+    Raises: as `dense` and the norms do.
+    Sharding: tensor and sequence parallel, x and y sharded over the sequence by an axis and hidden
+      by the same one: forward one all-gather and one reduce-scatter; backward one of each, and one
+      more all-gather of norm(x) for its kernel's gradient unless `input_sharding` keeps it. FSDP:
+      one all-gather a use of a kernel, one reduce-scatter a gradient. Scales of blocks move along.
+    Source: Shazeer 2020, https://arxiv.org/abs/2002.05202 (gates); Korthikanti et al. 2022,
+      https://arxiv.org/abs/2205.05198 (sequence parallelism)
+    """
     name = "layer_norm_mlp"
     single, pair = check_gated(name, activation)
     x, gamma, beta = check.arrays(name, x=x, gamma=gamma, beta=beta)

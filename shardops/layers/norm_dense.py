@@ -35,7 +35,28 @@ def layer_norm_dense(
     input_sharding: PartitionSpec | None = None,
     precise_accumulation: bool = False,
 ) -> Any:
-    """Normalise, multiply by a kernel, add a bias and activate."""
+    """Normalise, multiply by a kernel, add a bias and activate.
+
+        n[*r, h] = norm(x)[*r, h],  y = activation(n · kernel + bias)
+
+    With `quantizers` the norm is quantised from float32 as it is computed, by one launch on a GPU
+    where its kernel does so, and is nowhere kept in 16 bits: for the backward pass there are x,
+    its statistics and the norm in 8 bits. Derivatives as of `dense`.
+
+    Args:
+      x: [*r, h] float32 | bfloat16 | float16.
+      gamma, beta: [h]; beta with norm="layer_norm" alone, or None.
+      kernel, bias, contracting_dims, batch_dims, activation, quantizers, out_dtype, out_sharding,
+        input_sharding, precise_accumulation: as of `dense`. `input_sharding` is of n.
+      norm: "layer_norm" | "rms_norm".
+      epsilon, zero_centered_gamma: as of `shardops.layer_norm`.
+      return_normed: also return n in the dtype of x. With `quantizers` it is then quantised after
+        it is rounded.
+    Returns: y, or (y, n).
+    Raises: as `dense` and the norms do.
+    Sharding: as of the norm, then as of `dense`.
+    Source: as of the norms and of `dense`.
+    """
     name = "layer_norm_dense"
     x, gamma, beta = check.arrays(name, x=x, gamma=gamma, beta=beta)
     options: dict[str, Any] = {"epsilon": epsilon, "zero_centered_gamma": zero_centered_gamma}

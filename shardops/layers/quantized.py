@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from shardops import array_type, config, routing
-from shardops.checkpoint_policies import GEMM
 from shardops.errors import wrong
-from shardops.layers.activations import activate, activation_of
 from shardops.layers.gathering import gathered_once
-from shardops.layers.names import named
 from shardops.layers.operands import Both, in_both_layouts
-from shardops.layers.product import apart, as_asked, forward
+from shardops.layers.product import activated
 from shardops.maxima import reported
 from shardops.op import compiled, with_derivative
+from shardops.primitives import gemm as gemms
 from shardops.primitives.gemm import OutSharding
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.row_sum import row_sum
@@ -69,13 +67,9 @@ def quantized_product(
     operands = Operands(
         parts, kernel_parts, gradient, observed, x, kernel, rest[0] if rest else None
     )
-    activation = op.activation
-    if activation is None or apart(out_sharding, x):
-        linear = replace(op, activation=None)
-        (pre,) = _compiled_product((form, linear), out_sharding, operands)
-        return activate(activation, named(as_asked(op.name, pre, out_sharding), GEMM))
-    out, pre = _compiled_product((form, op), out_sharding, operands)
-    return activation_of(activation, None, named(pre, GEMM), out)
+    linear = replace(op, activation=None)
+    pre = _compiled_product((form, linear), out_sharding, operands)
+    return activated(op, pre, out_sharding)
 
 
 def _groups_first(array: jax.Array, before: int, groups: int) -> jax.Array:
@@ -90,7 +84,7 @@ Static = tuple[Form, GemmOp]
 
 @with_derivative
 def _product(static: Static, out_sharding: OutSharding, operands: Operands) -> Any:
-    """(out,) or (out, pre-activation): the last one has the cotangent, see `activation_of`."""
+    """x · kernel + bias."""
     form, op = static
     g, k, rows = form.groups, form.k, form.rows
     op = replace(
@@ -99,8 +93,7 @@ def _product(static: Static, out_sharding: OutSharding, operands: Operands) -> A
         batch_like=(form.like, ()),
     )
     lhs, rhs = operands.x_parts.rows, operands.kernel_parts.columns
-    out, pre = forward(op, lhs, rhs, operands.bias, out_sharding)
-    return (out,) if pre is None else (out, pre)
+    return gemms.product(op, lhs, rhs, operands.bias, None, out_sharding)
 
 
 def _save(static: Static, out_sharding: OutSharding, operands: Operands) -> Any:
@@ -135,12 +128,12 @@ def _check_watched(name: str, operands: Operands) -> None:
             raise ValueError(wrong(name, f"quantizers.{role}", got, "watched state", fix))
 
 
-def _pull(static: Static, out_sharding: OutSharding, saved: Any, cotangents: Any) -> Any:
+def _pull(static: Static, out_sharding: OutSharding, saved: Any, dz: jax.Array) -> Any:
     """dx = dz · kernelᵀ,  dkernel = xᵀ · dz,  dbias = sum_rows(dz),  dz quantised once."""
     del out_sharding
     form, op = static
     x, kernel, gradient, amaxes, observed, (x_type, kernel_type, bias_type) = saved
-    g, k, rows, dz = form.groups, form.k, form.rows, cotangents[-1]
+    g, k, rows = form.groups, form.k, form.rows
     plain = replace(op.bare, cheapest=False, name=f"{op.name}.grad")
     plain = replace(plain, kernel=config.runs_as_kernel(plain.name))
     with jax.named_scope(plain.scope):
@@ -154,7 +147,7 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, cotangents: Any
             out_dtype=x_type.dtype.name,
         )
         dz_parts = gathered_once(to_x, dz_parts, kernel, x_type.spec)
-        dx, _ = forward(to_x, dz_parts.rows, kernel, None, _wanted(x_type))
+        dx = gemms.product(to_x, dz_parts.rows, kernel, None, None, _wanted(x_type))
         first = 1 if k == 1 else 0  # x is [k, *rows], or [*rows, *k]
         to_kernel = replace(
             plain,
@@ -165,7 +158,7 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, cotangents: Any
             ),
             out_dtype=kernel_type.dtype.name,
         )
-        dkernel, _ = forward(to_kernel, x, dz_parts.columns, None, _wanted(kernel_type))
+        dkernel = gemms.product(to_kernel, x, dz_parts.columns, None, None, _wanted(kernel_type))
         dbias = None
         if bias_type is not None:
             dbias = row_sum(plain.name, dz, rows, bias_type.spec, bias_type.unreduced)

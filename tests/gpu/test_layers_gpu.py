@@ -82,6 +82,7 @@ def test_mlp_by_kernels_is_that_by_jnp(rng, recipe, activation):
                 norm="rms_norm",
                 activation=activation,
                 quantizers=so.recipes.watch(qs),
+                precise_accumulation=True,
             )
 
         y, pull = jax.vjp(f, x, gamma, up, down)

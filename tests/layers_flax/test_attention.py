@@ -13,6 +13,7 @@ from shardops.layers import attention_cudnn
 from shardops.layers.attention import attention, rotary
 from tests import cases, meshes
 from tests.closeness import assert_close
+from tests.fuzz.amount import EXHAUSTIVE
 from tests.layers_flax import plain
 
 B, Q, K, HEADS, D = 2, 6, 6, 4, 16
@@ -42,8 +43,13 @@ def options_of(name, rng):
     }[name]
 
 
-@pytest.mark.parametrize("kv", [4, 2, 1])
-@pytest.mark.parametrize("kind", ["none", "causal", "padding", "both", "mask", "every head"])
+MASKS = ["none", "causal", "padding", "both", "mask", "every head"]
+GROUPED = [(mask, kv) for mask in MASKS for kv in (4, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv"), GROUPED if EXHAUSTIVE else [*zip(MASKS, (1, 4, 2, 1, 4, 2), strict=True)]
+)
 def test_attention_and_its_gradients(rng, kind, kv):
     dtype = "bfloat16" if kv == 1 else "float32"
     q, k, v, cotangent = drawn(rng, kv, dtype=dtype)

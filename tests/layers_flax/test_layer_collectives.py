@@ -9,6 +9,7 @@ import shardops as so
 from shardops import hlo
 from shardops.layers import presets
 from tests import meshes
+from tests.fuzz.amount import EXHAUSTIVE
 from tests.layers_flax.plain import Model
 from tests.layers_flax.programs import (
     FRAMEWORKS,
@@ -31,6 +32,17 @@ MODEL = Model(activation=("silu", "linear"), rope_theta=1e4)
 HEAD = D // HEADS
 QKV = (D, KV, HEADS // KV + 2, HEAD)  # queries, keys and values side by side
 WEIGHTS = size(*QKV) + size(HEADS, HEAD, D) + size(D, 2, F) + size(F, D)
+
+
+# Both kinds of axes for each, and both frameworks, in an exhaustive run.
+KINDS = ("auto", "explicit")
+BOTH = (
+    [(f, k) for f in FRAMEWORKS for k in KINDS]
+    if EXHAUSTIVE
+    else [*zip(FRAMEWORKS, KINDS, strict=True)]
+)
+AUTO = KINDS if EXHAUSTIVE else KINDS[:1]
+EXPLICIT = KINDS if EXHAUSTIVE else KINDS[1:]
 
 
 def passes(framework, kind, preset, batch=B, **options):
@@ -56,8 +68,7 @@ def kinds(found):
     return {kind: count for kind, (count, _) in hlo.summary(found).items()}
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("framework", "kind"), BOTH)
 def test_tensor_and_sequence_parallel(framework, kind):
     """Forward 2 gathers and 2 scatters, no all-reduce. Backward 2 and 2, and one more gather for
     each of the two column-parallel weight gradients; then the sums over dp, and over all rows for
@@ -74,7 +85,7 @@ def test_tensor_and_sequence_parallel(framework, kind):
     assert asked == {"shardops.gemm", "shardops.gemm.grad", "shardops.rms_norm.grad"}
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", AUTO)
 def test_tensor_parallel(kind):
     forward, backward = passes("linen", kind, "tp")
     whole = size(B // 2, S, D)
@@ -84,14 +95,14 @@ def test_tensor_parallel(kind):
     assert rest == {"all-reduce": (1, WEIGHTS // 4 + 2 * size(D))}
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", EXPLICIT)
 def test_data_parallel(kind):
     forward, backward = passes("nnx", kind, "dp", batch=8)
     assert forward == ()
     assert hlo.summary(backward) == {"all-reduce": (1, WEIGHTS + 2 * size(D))}
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", AUTO)
 def test_fsdp(kind):
     """A gather a use of a weight, a scatter a weight gradient; of many tokens, so weights move."""
     forward, backward = passes("nnx", kind, "fsdp", batch=32)
@@ -103,7 +114,7 @@ def test_fsdp(kind):
     }
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", EXPLICIT)
 def test_fsdp_and_tensor_parallel(kind):
     """Over tp as without FSDP; over fsdp as without tp, but for the product out of heads, whose
     kernel is as large as the tokens of a device: there either may move."""
@@ -149,7 +160,7 @@ def test_gathered_inputs_are_kept_by_policy(policy):
     assert over_tp["all-gather"] == 4 + again
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", AUTO)
 def test_fewer_key_heads_than_devices(kind):
     """Their kernels are copies on each device, and each device computes the heads that it needs:
     forward as with enough heads; backward the gradients of the copies are put together."""
