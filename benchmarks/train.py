@@ -11,6 +11,7 @@ saves loss curves, the loss on held-out text, times of a step, and memory.
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -150,11 +151,14 @@ def drive(options: argparse.Namespace, arguments: Sequence[str]) -> Any:
     names = options.runs.split(",")
     if unknown := {*names} - {*RUNS}:
         raise SystemExit(f"--runs: {', '.join(sorted(unknown))}: expected {', '.join(RUNS)}")
+    # They share the GPU's memory: none may take most of it when it starts.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     processes: dict[str, Any] = {
         name: subprocess.Popen(
             [sys.executable, __file__, *arguments, "--run", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=environment,
             text=True,
         )
         for name in names
