@@ -30,7 +30,8 @@ def watch(quantizers: Tree, *, overwrite: bool = False) -> Tree:
         `jax.tree.map(jnp.maximum, …)`. True: the state of the next step, as training loops that
         overwrite state with its gradient want it.
     Returns: the same pytree, for layers.
-    Raises: NotImplementedError outside of `jax.jit`.
+    Raises: NotImplementedError outside of `jax.jit`, and inside of a `shard_map` with
+      check_vma=False.
     Sharding: the state is replicated, and so are its cotangents.
     """
     return _map(lambda q: _watched(q, overwrite), quantizers)
@@ -80,11 +81,25 @@ def _watched(quantizer: Quantizer, overwrite: bool) -> Quantizer:
             "watch: quantizers are watched outside of a jit; expected a function inside of one, "
             "as JAX has no arrays of what it combines by maximum elsewhere. Wrap it in jax.jit."
         )
+    _refuse_unchecked()
     statics = replace(quantizer, scale_inv=None, amax_history=None, observed=None)
     scale_inv, history, observed = _watch(
         statics, overwrite, quantizer.scale_inv, quantizer.amax_history
     )
     return replace(quantizer, scale_inv=scale_inv, amax_history=history, observed=observed)
+
+
+def _refuse_unchecked() -> None:
+    """Inside a shard_map whose types do not say what varies, JAX adds cotangents over devices."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if not manual:
+        return
+    varied = jax.lax.pcast(jnp.zeros(()), manual, to="varying")
+    if not jax.typeof(varied).manual_axis_type.varying:
+        raise NotImplementedError(
+            "watch: quantizers are watched inside a shard_map with check_vma=False; expected True, "
+            "as JAX adds up what devices see otherwise. Leave check_vma out."
+        )
 
 
 @with_derivative

@@ -46,22 +46,19 @@ class Canonical:
         """x in canonical form."""
         x = _transposed(x, self.x_order)
         if self.merged_k:
-            x = merge(x, x.ndim - self._old_k(x), x.ndim)
+            x = merge(x, len(self.row_order), x.ndim)
         if self.merged_rows:
-            x = merge(x, 0, x.ndim - self.k)
+            x = merge(x, 0, len(self.row_order))
         return x
-
-    def _old_k(self, x: jax.Array) -> int:
-        return len(self.x_order) - len(self.row_order)
 
     def kernel(self, kernel: jax.Array) -> jax.Array:
         """The kernel in canonical form."""
         kernel = _transposed(kernel, self.kernel_order)
-        n = kernel.ndim - (len(self.x_order) - len(self.row_order))
+        contracted = len(self.x_order) - len(self.row_order)
         if self.merged_n:
-            kernel = merge(kernel, kernel.ndim - n, kernel.ndim)
+            kernel = merge(kernel, contracted, kernel.ndim)
         if self.merged_k:
-            kernel = merge(kernel, 0, kernel.ndim - (1 if self.merged_n else n))
+            kernel = merge(kernel, 0, contracted)
         return kernel
 
     def bias(self, bias: jax.Array) -> jax.Array:
@@ -70,12 +67,12 @@ class Canonical:
 
     def result(self, out: jax.Array) -> jax.Array:
         """A canonical result with the dims of the layer's."""
-        n_free = len(self.shape) - len(self.row_order)
+        n_rows = len(self.row_order)
         if self.merged_n:
-            out = unmerge(out, out.ndim - 1, self.shape[len(self.shape) - n_free :])
+            out = unmerge(out, out.ndim - 1, self.shape[n_rows:])
         if self.merged_rows:
-            out = unmerge(out, 0, self.shape[: len(self.row_order)])
-        back = sorted(range(len(self.row_order)), key=lambda i: self.row_order[i])
+            out = unmerge(out, 0, self.shape[:n_rows])
+        back = sorted(range(n_rows), key=lambda i: self.row_order[i])
         rest = range(len(back), out.ndim)
         return _transposed(out, (*back, *rest))
 
@@ -96,10 +93,10 @@ class Canonical:
         n_rows = len(self.row_order)
         rows = tuple(entries[d] for d in self.row_order)
         free = entries[n_rows:]
-        if self.merged_rows:  # on no mesh
+        if self.merged_rows:  # nothing cuts them
             rows = (None,)
         if self.merged_n:
-            free = free[:1] if free else (None,)
+            free = free[:1] or (None,)
         return PartitionSpec(*rows, *free, unreduced=wanted.unreduced)
 
 
@@ -183,6 +180,8 @@ def _transposed(array: jax.Array, order: Dims) -> jax.Array:
 def merge(array: jax.Array, start: int, stop: int) -> jax.Array:
     """Dims from `start` to `stop` as one; a new dim of size 1 where there are none."""
     sizes = (*array.shape[:start], prod(array.shape[start:stop]), *array.shape[stop:])
+    if sizes == array.shape:
+        return array
     spec = array_type.explicit_spec(array)
     if spec is not None:
         spec = (*spec[:start], spec[start] if stop > start else (), *spec[stop:])
@@ -192,6 +191,8 @@ def merge(array: jax.Array, start: int, stop: int) -> jax.Array:
 def unmerge(array: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
     """A dim as several; axes that cut it cut the first of them."""
     shape = (*array.shape[:dim], *sizes, *array.shape[dim + 1 :])
+    if shape == array.shape:
+        return array
     spec = array_type.explicit_spec(array)
     if spec is not None:
         spec = (*spec[:dim], *(spec[dim], *((),) * len(sizes))[: len(sizes)], *spec[dim + 1 :])
@@ -199,8 +200,6 @@ def unmerge(array: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
 
 
 def _reshaped(array: jax.Array, sizes: Sequence[int], spec: Spec | None) -> jax.Array:
-    if tuple(sizes) == array.shape:
-        return array
     if spec is None:
         return array.reshape(sizes)
     sharding = NamedSharding(array_type.mesh_of(array), to_partition_spec(spec))

@@ -17,6 +17,7 @@ from shardops.primitives import gemm as gemms
 from shardops.primitives.gemm import OutSharding
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.row_sum import row_sum
+from shardops.primitives.scaled import ScaledArray
 from shardops.primitives.scaling import ScalingMode
 from shardops.quantizer import DenseQuantizers, Quantizer
 from shardops.rules.spec import to_partition_spec
@@ -103,8 +104,8 @@ def _save(static: Static, out_sharding: OutSharding, operands: Operands) -> Any:
     # With several contracted dims no layout of x has its rows along memory.
     x = x_parts.columns if form.k == 1 else x_parts.rows
     saved = (
-        x,
-        kernel_parts.rows,
+        _once_of(form.name, x, operands.x),
+        _once_of(form.name, kernel_parts.rows, operands.kernel),
         operands.gradient,
         (x_parts.amax, kernel_parts.amax),
         operands.observed,
@@ -114,6 +115,28 @@ def _save(static: Static, out_sharding: OutSharding, operands: Operands) -> Any:
         ),
     )
     return _product(static, out_sharding, operands), saved
+
+
+def _once_of(name: str, part: ScaledArray, of: jax.Array) -> ScaledArray:
+    return replace(part, data=_differentiated_once(name, None, part.data, of))
+
+
+@with_derivative
+def _differentiated_once(name: str, _: None, array: jax.Array, of: jax.Array) -> jax.Array:
+    """`array`, which was made of `of`, in a derivative that has none: rounding would give 0."""
+    del name, of
+    return array
+
+
+def _refuse(name: str, _: None, *given: Any) -> Any:
+    del given
+    raise NotImplementedError(
+        f"{name}: quantizers are given; expected None where a gradient is differentiated again. "
+        "Take the second derivative without quantisation."
+    )
+
+
+_differentiated_once.defvjp(_refuse, _refuse)
 
 
 def _check_watched(name: str, operands: Operands) -> None:
@@ -137,6 +160,7 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, dz: jax.Array) 
     plain = replace(op.bare, cheapest=False, name=f"{op.name}.grad")
     plain = replace(plain, kernel=config.runs_as_kernel(plain.name))
     with jax.named_scope(plain.scope):
+        dz = _differentiated_once(form.name, None, dz, dz)
         dz_parts = in_both_layouts(_groups_first(dz, rows, g), gradient, g)
         like = tuple(g + d for d in form.like)
         n = (*range(g), g + rows)

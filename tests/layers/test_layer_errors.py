@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -91,3 +92,22 @@ def test_an_input_is_kept_on_explicit_axes_alone():
             so.dense(x, KERNEL, input_sharding=P(None, "tp"))
         with pytest.raises(ValueError, match="leading axes of each dim"):
             so.dense(x, KERNEL, input_sharding=P(None, "tp"), quantizers=CURRENT)
+
+
+@pytest.mark.parametrize("of", ["x", "kernel"])
+def test_a_gradient_of_a_gradient_is_refused_with_quantisers_alone(of):
+    """Through the cotangent, and where that is constant through the operand."""
+
+    def twice(quantizers, power):
+        def f(x, kernel):
+            return jnp.sum(so.dense(x, kernel, quantizers=quantizers) ** power)
+
+        first = jax.grad(f, 1 if of == "x" else 0)
+        return jax.jit(jax.grad(lambda x, w: jnp.sum(first(x, w)), 0 if of == "x" else 1))(
+            X, KERNEL
+        )
+
+    assert jnp.all(twice(None, 1) != 0)
+    for power in (1, 2):
+        with pytest.raises(NotImplementedError, match="dense: quantizers are given; expected None"):
+            twice(CURRENT, power)

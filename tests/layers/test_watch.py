@@ -227,6 +227,24 @@ def test_other_recipes_pass_unwatched():
         assert so.recipes.update(qs, qs) == qs
 
 
+@pytest.mark.parametrize("watched", ["inside", "outside"])
+def test_a_shard_map_that_adds_up_cotangents_is_refused(watched):
+    with meshes.entered("auto", {"dp": 2}) as mesh:
+
+        def by_hand(qs, x):
+            qs = so.recipes.watch(qs) if watched == "inside" else qs
+            return jax.lax.psum(jnp.sum(dense(x, qs)), "dp")
+
+        def f(qs, x):
+            qs = qs if watched == "inside" else so.recipes.watch(qs)
+            specs = {"in_specs": (P(), P("dp")), "out_specs": P()}
+            return jax.shard_map(by_hand, mesh=mesh, check_vma=False, **specs)(qs, x)
+
+        refusal = "check_vma=False" if watched == "inside" else "max32"
+        with pytest.raises((NotImplementedError, TypeError), match=refusal):
+            jax.jit(jax.grad(f))(QS, BATCHES[0])
+
+
 def test_watch_says_what_it_wants():
     with pytest.raises(NotImplementedError, match=r"watch: .* outside of a jit"):
         so.recipes.watch(QS)
