@@ -128,9 +128,8 @@ def heads_of(kind: str, padded: bool, features: int, **options: Any) -> Heads:
         raise ValueError(wrong("TransformerLayer", "kind", repr(kind), want, "Choose one."))
     mask = {"causal": ("causal", "padding_causal"), "none": ("none", "padding")}[KINDS[kind]]
     num_heads, kv, head_dim = (options.pop(n) for n in ("num_heads", "num_kv_heads", "head_dim"))
-    return Heads.of(
-        "TransformerLayer", features, num_heads, kv, head_dim, mask_kind=mask[padded], **options
-    )
+    op = "TransformerLayer"
+    return Heads.of(features, num_heads, kv, head_dim, op=op, mask_kind=mask[padded], **options)
 
 
 def check_split(op: str, heads: Heads, rules: Rules) -> None:

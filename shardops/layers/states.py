@@ -4,15 +4,26 @@ State is a pytree of its own beside the parameters, the `DenseQuantizers` of eac
 step saw comes back as its cotangent: decision 0019, `so.recipes.watch`.
 """
 
+import warnings
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jax
 
 from shardops.errors import wrong
+from shardops.kernels.gemm_scaled_plan import Kind, Side, scaled_plan
+from shardops.kernels.target import current_target
+from shardops.primitives.scaling import ScalingMode
 from shardops.quantizer import Quantizer
 
 _ROLES = ("input", "kernel", "gradient")
+_KINDS: dict[ScalingMode, Kind] = {
+    ScalingMode.TENSOR_DELAYED: "tensor",
+    ScalingMode.TENSOR_CURRENT: "tensor",
+    ScalingMode.BLOCK_128: "block_128",
+    ScalingMode.MXFP8: "mxfp8",
+}
 
 
 def fresh(op: str, recipe: Any) -> Any:
@@ -52,7 +63,21 @@ def _made(op: str, recipe: Any) -> Any:
     if not hasattr(recipe, "dense_quantizers"):
         want, fix = "one of so.recipes, or None", "Pass so.recipes.CurrentScaling() or another."
         raise TypeError(wrong(op, "recipe", f"a {type(recipe).__name__}", want, fix))
+    if jax.default_backend() == "gpu":
+        _say_what_runs_instead(recipe, current_target().arch)
     return recipe.dense_quantizers()
+
+
+@lru_cache
+def _say_what_runs_instead(recipe: Any, arch: str) -> None:
+    """Warn, once, where a GPU has no 8-bit products of a recipe."""
+    made = recipe.dense_quantizers()
+    x, kernel = (
+        Side((128, 128), q.format, _KINDS[q.mode], q.block) for q in (made.input, made.kernel)
+    )
+    plan = scaled_plan(x, kernel, ((1,), (1,)), ((), ()), arch)
+    if plan.route != "fp8":
+        warnings.warn(f"{recipe}: products run otherwise on this GPU: {plan.why}.", stacklevel=2)
 
 
 def _kind(quantizer: Any) -> str:

@@ -41,14 +41,15 @@ class Heads:
     @classmethod
     def of(
         cls,
-        op: str,
         features: int,
         num_heads: int,
-        num_kv_heads: int | None,
-        head_dim: int | None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        op: str = "Heads",
         **rest: Any,
     ) -> "Heads":
-        """Checked; a head has its share of the features where `head_dim` is None.
+        """Checked; a head has its share of the features where `head_dim` is None. `op` in errors.
 
         Raises: ValueError where features or heads do not divide, or a kind is not known.
         """

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import shardops as so
+from shardops.kernels.target import target_for, use_target
 from shardops.layers import drop_in, linen, presets
 from shardops.layers import nnx as of_nnx
 from shardops.layers.attention import attention
@@ -115,6 +117,21 @@ def test_recipe_that_is_none():
         of_nnx.Dense(8, 3, recipe="fp8", rngs=RNGS)
 
 
+def test_recipe_that_a_gpu_has_no_products_for_says_what_it_does_instead():
+    def make(recipe, arch):
+        gpu = mock.patch.object(jax, "default_backend", return_value="gpu")
+        with gpu, use_target(target_for(arch, 132)):
+            of_nnx.Dense(8, 3, recipe=recipe, rngs=RNGS)
+
+    for recipe in (so.recipes.CurrentScaling(), so.recipes.Block128Scaling()):
+        make(recipe, "sm_90")
+    make(so.recipes.MXFP8Scaling(), "sm_100")
+    with pytest.warns(UserWarning, match="sm_90 has no MXFP8 tensor cores, so in bfloat16"):
+        make(so.recipes.MXFP8Scaling(), "sm_90")
+    with pytest.warns(UserWarning, match="sm_80 has no FP8 tensor cores, so in"):
+        make(so.recipes.DelayedScaling(), "sm_80")
+
+
 def test_state_that_is_missing_or_of_another_recipe():
     module = linen.Dense(16, recipe=so.recipes.DelayedScaling(history_length=4))
     variables = module.init(jax.random.key(0), X)
@@ -202,6 +219,7 @@ def test_rules_that_name_no_axis_of_the_mesh():
 def test_without_flax_the_library_imports_and_the_layers_say_what_to_install(name):
     program = f"""
 import sys
+from unittest import mock
 sys.modules["flax"] = None
 import shardops
 import shardops.layers.presets, shardops.layers.transformer, shardops.layers.attention

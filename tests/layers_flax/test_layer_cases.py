@@ -82,6 +82,26 @@ def test_microbatches_combine_their_magnitudes_by_maximum(framework, kind):
         assert leaf.sharding.is_fully_replicated
 
 
+def test_a_step_of_nnx_updates_state_by_its_gradient(rng):
+    """As the docstring of `watch` has it; histories roll once a step."""
+    model = of_nnx.LayerNormMLP(D, 64, recipe=DELAYED, rngs=nnx.Rngs(0))
+    x = small(rng, 2, 4)
+
+    @nnx.jit
+    def step(model, x):
+        wrt = nnx.DiffState(0, (nnx.Param, of_nnx.QuantizerState))
+        loss = lambda model, x: jnp.mean(of_nnx.watch(model)(x) ** 2)  # noqa: E731
+        gradients = nnx.grad(loss, argnums=wrt)(model, x)
+        nnx.update(model, nnx.filter_state(gradients, of_nnx.QuantizerState))
+
+    for _ in range(2):
+        step(model, x)
+    of_kernel = model.up.quantizers.get_value().kernel
+    largest = float(jnp.abs(model.up.kernel[...]).max())
+    np.testing.assert_array_equal(of_kernel.amax_history, np.float32([largest, largest, 0, 0]))
+    np.testing.assert_allclose(of_kernel.scale_inv, largest / 448, rtol=1e-6)
+
+
 def test_orbax_restores_a_run_bit_by_bit(rng, tmp_path):
     """Parameters and state of delayed scaling, saved and restored between two steps."""
     module = linen.LayerNormMLP(64, recipe=DELAYED)

@@ -129,11 +129,11 @@ class MultiHeadAttention(nn.Module):
         """
         features = x.shape[-1]
         heads = Heads.of(
-            "MultiHeadAttention",
             features if self.qkv_features is None else self.qkv_features,
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
+            op="MultiHeadAttention",
             mask_kind=self.mask_kind,
             rope_theta=self.rope_theta,
             implementation=self.implementation,

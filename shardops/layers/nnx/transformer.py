@@ -58,11 +58,11 @@ class MultiHeadAttention(Ruled):
     ) -> None:
         super().__init__(rules)
         heads = Heads.of(
-            "MultiHeadAttention",
             in_features if qkv_features is None else qkv_features,
             num_heads,
             num_kv_heads,
             head_dim,
+            op="MultiHeadAttention",
             mask_kind=mask_kind,
             rope_theta=rope_theta,
             implementation=implementation,
