@@ -79,8 +79,7 @@ def test_dense_on_one_device_is_the_product_of_rounded_operands(rng, recipe, dty
         (recipe, kind, first)
         for recipe, kind, first in itertools.product(RECIPES, meshes.KINDS, ("batch", "sequence"))
         if EXHAUSTIVE
-        or ((first == "sequence") == (kind == "explicit")
-        and "-" not in kind)
+        or ((first == "sequence") == (kind == "explicit") and "-" not in kind)
         or (recipe, first) in (("delayed", "batch"), ("block", "sequence"))
     ],
 )
