@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format gpu sanitize bench bench-multi bench-train tune roofline collectives exhaustive test-versions clean
+.PHONY: help demo test check docs format gpu sanitize bench bench-multi bench-train tune roofline products collectives exhaustive test-versions clean
 
 VENV ?= .venv
 export PYTHON SYSTEM_PACKAGES VENV
@@ -80,6 +80,11 @@ roofline: $(GPU_READY) ## time norms and softmax over row lengths on this GPU, a
 	$(RUN) benchmarks/tune.py --limit 0 --json out/norms.json
 	$(RUN) benchmarks/softmax_times.py --json out/softmax.json
 	$(RUN) benchmarks/roofline.py out/norms.json out/softmax.json
+
+products: $(GPU_READY) ## time products beside XLA and PyTorch on this GPU, and draw the picture in docs
+	mkdir -p out
+	$(RUN) benchmarks/gemm_times.py --json out/products.json
+	$(RUN) benchmarks/gemm_picture.py out/products.json
 
 collectives: $(TEST_READY) ## what everyday layouts move, into docs/collectives.md
 	$(RUN) -m benchmarks.collectives

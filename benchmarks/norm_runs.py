@@ -9,7 +9,7 @@ import numpy as np
 
 from raw_launch import Call, Device
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import Geometry, backward_plan, forward_plan, forward_sums
+from shardops.kernels.norm_plan import BackwardPlan, Geometry, backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
@@ -24,13 +24,10 @@ def plans_of(
     problem: NormProblem, backward: bool, geometry: Geometry | Staged | Split | None, target: Target
 ) -> Plans:
     """The launches, in order; None is the plan's own choice of a shape."""
-    if not backward:
-        sums = forward_sums(problem, target, geometry)
-        main = forward_plan(problem, target, geometry)
-        return (main,) if sums is None else (sums.launch, main)
-    plan = backward_plan(problem, target, geometry)
+    plan = (backward_plan if backward else forward_plan)(problem, target, geometry)
     first = () if plan.sums is None else (plan.sums.launch,)
-    return *first, plan.main, plan.finish
+    last = (plan.finish,) if isinstance(plan, BackwardPlan) else ()
+    return *first, plan.main, *last
 
 
 class NormRun:

@@ -1,7 +1,7 @@
 """Times the quantising kernels, alone and in the norms, launched without XLA.
 
     python benchmarks/quantize_times.py [--cols 1024,4096] [--only quantize|norm] [--mib 128]
-        [--dtype bfloat16] [--min-blocks 2,3,4] [--sweep-rows] [--match TEXT] [--pack DIR]
+        [--dtype bfloat16] [--min-blocks 2,3,4] [--sweep] [--match TEXT] [--pack DIR]
         [--json FILE]
 
 Of each case the median of a few series of launches, by events. fraction = (bytes that must move: x
@@ -31,15 +31,20 @@ from shardops.kernels.launch import Launch
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
+    QuantizedPlan,
     RowGeometry,
     quantized_forward_plan,
 )
+from shardops.kernels.norm_quantized_tiles import Tiles, blocks_of
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     Scales,
+    Tiling,
     arranged,
+    joined,
     magnitudes_plan,
     quantize_plan,
+    tiling,
 )
 from shardops.kernels.target import Target, current_target, target_for
 
@@ -79,7 +84,7 @@ def quantize_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Cas
             sizes |= {"x": rows * cols * jnp.dtype(x).itemsize}
             given = ("scale_inv",) if scales == "tensor" else ()
             launches, arrays = (quantize_plan(problem, target),), (("x", *given, *written),)
-            scalars: tuple[tuple[np.generic, ...], ...] = ((problem.shape,),)
+            scalars: tuple[tuple[np.generic, ...], ...] = ((problem.shape(tiling(problem)),),)
             moved = sizes["x"] * (1 + again) + sum(sizes[name] for name in written)
             if again:
                 search, parts = magnitudes_plan(1, rows * cols, x, target)
@@ -89,45 +94,84 @@ def quantize_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Cas
             yield Case(f"quantize {recipe} {layout}", launches, arrays, scalars, sizes, moved)
 
 
-def row_shapes(norm: NormProblem) -> Iterator[RowGeometry | None]:
-    """Launch shapes of rows in registers worth timing; None is the plan's."""
+def shapes(problem: QuantizedNorm, target: Target) -> Iterator[RowGeometry | Tiles | None]:
+    """Launch shapes worth timing; None is the plan's."""
+    norm, written = problem.norm, problem.written
+    assert written is not None
     yield None
-    for per_thread, resident in itertools.product((3, 4, 6, 7, 8), (512, 640, 768, 1024)):
-        threads = -(-norm.vectors // (32 * per_thread)) * 32
-        rows = max(1, 128 // threads)
-        registers = per_thread * norm.registers(norm.x) + 32
-        if threads * rows <= resident and registers * resident <= 65536 and threads <= 1024:
-            yield RowGeometry(threads, rows, resident // (threads * rows))
+    if not written.as_columns:
+        for per_thread, resident in itertools.product((3, 4, 6, 7, 8), (512, 640, 768, 1024)):
+            threads = -(-norm.vectors // (32 * per_thread)) * 32
+            rows = max(1, 128 // threads)
+            registers = per_thread * norm.registers(norm.x) + 32
+            if threads * rows <= resident and registers * resident <= 65536 and threads <= 1024:
+                yield RowGeometry(threads, rows, resident // (threads * rows))
+    down = {"square": 4, "row128": 4 if written.as_columns else 1}.get(written.scales, 1)
+    down *= 1 + (written.scales == "square" and not written.as_columns)
+    for across, turns, cluster in itertools.product((2, 4, 8, 16), (1, 2, 4), (1, 2, 4, 8, 16)):
+        tile = Tiling(down, across, written.as_columns, turns)
+        if down * across % turns == 0 and 4 <= tile.warps <= 16 and tile.rows <= tile.threads:
+            found = blocks_of(norm, written, tile, cluster, target)
+            if (cluster - 1) * tile.cols < norm.cols <= cluster * tile.cols and found.min_blocks:
+                yield found
 
 
 def norm_cases(rows: int, cols: int, x: str, target: Target, sweep: bool = False) -> Iterator[Case]:
     calls = [("rms", False), ("layer", False), ("rms", True)]
     for (kind, add), (recipe, scales) in ((c, r) for c in calls for r in RECIPES):
         for layout, ways in LAYOUTS.items():
-            if recipe in ("current", "square") or layout != "rows":
-                continue  # they are a norm and then a quantisation
+            if recipe == "current":
+                continue  # it is a norm and then a quantisation
             written = QuantizeProblem(1, 1, rows, cols, x, "float8_e4m3fn", scales, *ways,
                                       amax=scales == "tensor")  # fmt: skip
             beta = x if kind == "layer" else None
             norm = NormProblem(rows, cols, kind, x, x, beta, add)
             problem = QuantizedNorm(norm, written)
-            names, sizes = _written(written, rows, cols)
-            size = rows * cols * jnp.dtype(x).itemsize
-            sizes |= {"x": size, "add": size, "h": size, "gamma": size // rows, "scale_inv": 4}
-            sizes |= {"beta": size // rows, "mean": 4 * rows, "rstd": 4 * rows, "amax": 4}
-            moved = size * (1 + 2 * add) + sum(sizes[name] for name in names)
-            vectors = ("gamma", *("beta",) * (kind == "layer"))
-            given = ("scale_inv",) * (scales == "tensor")
-            statistics = (*("mean",) * (kind == "layer"), "rstd")
-            found = (*("h",) * add, *statistics)
-            name = f"{kind}{' add' * add} {recipe} {layout}"
-            arrays = (("x", *vectors, *("add",) * add, *given, *names, *found),)
-            scalars = ((np.int64(rows), np.int64(rows), np.float32(1e-6)),)
-            for shape in row_shapes(norm) if sweep else (None,):
-                launch = quantized_forward_plan(problem, shape)
-                assert launch is not None
-                words = f"{name} {shape}" if shape else name
-                yield Case(words, (launch,), arrays, scalars, sizes, moved)
+            for shape in shapes(problem, target) if sweep else (None,):
+                plan = quantized_forward_plan(problem, target, shape)
+                if plan is not None:
+                    name = f"{kind}{' add' * add} {recipe} {layout}"
+                    yield norm_case(f"{name} {words_of(shape)}", problem, plan)
+
+
+def norm_case(name: str, problem: QuantizedNorm, plan: QuantizedPlan) -> Case:
+    norm, written = problem.norm, problem.written
+    assert written is not None
+    rows = norm.rows
+    names, sizes = _written(written, rows, norm.cols)
+    size = rows * norm.cols * jnp.dtype(norm.x).itemsize
+    sizes |= {"x": size, "add": size, "h": size, "gamma": size // rows, "scale_inv": 4}
+    sizes |= {"beta": size // rows, "mean": 4 * rows, "rstd": 4 * rows, "amax": 4}
+    moved = size * (1 + 2 * norm.add) + sum(sizes[name] for name in names)
+    vectors = ("gamma", *("beta",) * (norm.beta is not None))
+    residual, given = ("add",) * norm.add, ("scale_inv",) * (written.scales == "tensor")
+    h, statistics = ("h",) * norm.add, (*("mean",) * (norm.kind == "layer"), "rstd")
+    of_rows = (np.int64(rows), np.int64(rows), np.float32(1e-6))
+    of_tiles = of_rows
+    if plan.tile is not None:
+        of_tiles = (joined(written).shape(plan.tile), np.float32(1e-6))
+    if plan.statistics is None:
+        arrays = (("x", *vectors, *residual, *given, *names, *h, *statistics),)
+        return Case(name.strip(), (plan.main,), arrays, (of_tiles,), sizes, moved)
+    first = ("x", *residual, *h, *statistics)
+    second = ("h" if norm.add else "x", *vectors, *given, *statistics, *names)
+    launches = (plan.statistics, plan.main)
+    return Case(name.strip(), launches, (first, second), (of_rows, of_tiles), sizes, moved)
+
+
+def words_of(shape: RowGeometry | Tiles | None) -> str:
+    if isinstance(shape, Tiles):
+        tile = shape.tile
+        return (
+            f"{tile.down}x{tile.across} parts, {tile.turns} turns, cluster {shape.cluster}, "
+            f"{shape.min_blocks} blocks{', once' * shape.once}"
+        )
+    if isinstance(shape, RowGeometry):
+        return (
+            f"{shape.threads_per_row} threads, {shape.rows_per_block} rows, "
+            f"{shape.min_blocks} blocks"
+        )
+    return ""
 
 
 def _written(problem: QuantizeProblem, rows: int, cols: int) -> tuple[list[str], dict[str, int]]:
@@ -152,7 +196,7 @@ def with_min_blocks(case: Case, blocks: int) -> Case:
 
 
 def variants(case: Case, min_blocks: Sequence[int]) -> list[Case]:
-    if case.launches[-1].kernel.name == "norm_quantized" or not min_blocks:
+    if case.launches[-1].kernel.name != "quantize_tiles" or not min_blocks:
         return [case]
     return [with_min_blocks(case, blocks) for blocks in min_blocks]
 
@@ -213,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--mib", type=float, default=128, help="size of x")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--min-blocks", **numbers, default=())
-    parser.add_argument("--sweep-rows", action="store_true", help="shapes of rows in registers")
+    parser.add_argument("--sweep", action="store_true", help="other shapes of the norms' launches")
     parser.add_argument("--match", default="", help="only cases whose names have this")
     parser.add_argument("--pack", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
@@ -223,7 +267,7 @@ def main(arguments: Sequence[str]) -> int:
     cases: list[tuple[int, Case]] = []
     for cols in options.cols:
         rows = int(options.mib * 2**20) // (cols * jnp.dtype(options.dtype).itemsize)
-        norms = partial(norm_cases, sweep=options.sweep_rows)
+        norms = partial(norm_cases, sweep=options.sweep)
         for name, make in (("quantize", quantize_cases), ("norm", norms)):
             if options.only in (None, name):
                 found = list(make(rows, cols, options.dtype, target))

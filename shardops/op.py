@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -127,25 +127,28 @@ def found_again(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns: `call(kinds, statics, *arrays)`; `kinds` tells apart statics that are equal and differ.
     """
-
-    @lru_cache(maxsize=1024, typed=True)
-    def program(kinds: Any, *statics: Any) -> Callable[..., Any]:
-        del kinds
-        return jax.jit(partial(function, *statics), inline=True)
+    # Not an lru_cache: one that minds types takes as long as the rest of the call.
+    programs: dict[Any, Callable[..., Any]] = {}
 
     def call(kinds: Any, statics: tuple[Any, ...], *arrays: Any) -> Any:
         for array in arrays:
             if type(array) not in _HERE and not _is_here(array):
                 return function(*statics, *arrays)
+        key = (kinds, statics)
         try:
-            run = program(kinds, *statics)
+            run = programs.get(key)
         except TypeError:
             return function(*statics, *arrays)
+        if run is None:
+            if len(programs) >= _MOST_PROGRAMS:
+                programs.clear()
+            run = programs[key] = jax.jit(partial(function, *statics), inline=True)
         return run(*arrays)
 
     return call
 
 
+_MOST_PROGRAMS = 1024
 _HERE: set[type] = {type(None)}  # types that `_is_here` knows: asking JAX takes a microsecond
 
 

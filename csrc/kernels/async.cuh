@@ -135,6 +135,18 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
+// The same in two parts, for warps whose threads may come apart from each other. `cluster_arrive`
+// orders nothing, `cluster_publish` what the thread wrote before.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_publish() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 __device__ __forceinline__ unsigned address_at_rank(Shared mine, unsigned rank) {
   unsigned address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(mine), "r"(rank));
@@ -150,4 +162,12 @@ __device__ __forceinline__ void send_to_rank(Shared mine, Shared barrier, unsign
           "r"(address_at_rank(mine, rank)),
       "f"(first), "f"(second), "r"(address_at_rank(barrier, rank))
       : "memory");
+}
+
+// The same without a barrier: `cluster_publish` and `cluster_wait` come before anybody reads.
+__device__ __forceinline__ void store_to_rank(Shared mine, unsigned rank, float first,
+                                              float second) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_at_rank(mine, rank)),
+               "f"(first), "f"(second)
+               : "memory");
 }

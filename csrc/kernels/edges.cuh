@@ -25,3 +25,18 @@ __device__ __forceinline__ Vector<T, kEdge> load_first(const T* from, int count,
   }
   return to;
 }
+
+// The same way back, element by element.
+template <bool kStream, typename T>
+__device__ __forceinline__ void store_first(T* to, const Vector<T, kEdge>& from, int count) {
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) {
+    if (i >= count) continue;
+    if constexpr (sizeof(T) == 4) {
+      store_word<kStream>(to, i, from.words[i]);
+    } else {
+      const unsigned bits = from.words[i / 2] >> i % 2 * 16;
+      store_word<kStream>(to, i, static_cast<unsigned short>(bits));
+    }
+  }
+}

@@ -5,8 +5,9 @@
 // ... so neighbouring threads touch neighbouring addresses.
 //
 // Alignment: a vector moves as words of up to 16 bytes where every pointer of the launch allows it.
-// That is only known at run time (a buffer may be a slice of another), so each move is compiled
-// twice and a branch, the same for the whole grid, picks one.
+// That is only known at run time (a buffer may be a slice of another), so a branch, the same for
+// the whole grid, picks words or single elements. The loop over single elements (`for_each`) is not
+// unrolled: it would be a second copy of the kernel, as long to compile.
 #pragma once
 #include "ptx.cuh"
 
@@ -81,10 +82,15 @@ __device__ __forceinline__ Vector<T, kLength> rounded(const float (&from)[kLengt
   return to;
 }
 
+// Bytes past the last place where a vector may start.
 template <int kLength, typename T>
-__device__ __forceinline__ bool is_aligned(const T* pointer) {
+__device__ __forceinline__ unsigned misplaced_bytes(const T* pointer) {
   constexpr int kBytes = Vector<T, kLength>::kBytes;
-  return reinterpret_cast<unsigned long long>(pointer) % (kBytes < 16 ? kBytes : 16) == 0;
+  return reinterpret_cast<unsigned long long>(pointer) % (kBytes < 16 ? kBytes : 16);
+}
+template <int kLength, typename... Pointers>
+__device__ __forceinline__ bool is_aligned(const Pointers*... pointers) {
+  return (misplaced_bytes<kLength>(pointers) | ...) == 0;  // no branch, as && would be
 }
 
 // kStream: the data is not read again soon, so it should leave the caches first.
@@ -162,6 +168,16 @@ __device__ __forceinline__ void store(T* to, const Vector<T, kLength>& from) {
   }
 }
 
+template <typename T>
+__device__ __forceinline__ float element(const T& value) {
+  return load<true, false, 1>(&value).at(0);
+}
+template <bool kStream, typename T>
+__device__ __forceinline__ void set_element(T* to, float value) {
+  const float one[1] = {value};
+  store<true, kStream, 1>(to, rounded<T>(one));
+}
+
 // The part of a row that one thread owns, all of it in registers.
 template <int kVectors, int kThreads, int kLength>
 struct RowSlice {
@@ -197,7 +213,6 @@ struct RowSlice {
     }
   }
 
- private:
   template <bool kAligned, bool kStream, typename T>
   static __device__ __forceinline__ void load_each(Vector<T, kLength> (&to)[kCount], const T* row,
                                                    bool active) {

@@ -28,6 +28,7 @@ struct Exchange {
     values = at + threadIdx.x / kGroup * kGroupBytes;
     barriers = values + kSlots * kSlotBytes;
     if (threadIdx.x % kGroup != 0) return;
+#pragma unroll 1
     for (int s = 0; s < kSlots; ++s) {
       barrier_init(barriers + s * kBarrierBytes, kCluster == 1 ? kRowWarps : 1);
     }
@@ -76,6 +77,27 @@ struct Exchange {
     return sum_lanes<32>(sum);
   }
 };
+
+// Elements of a row that warp `part` of a wide row owns, counted over the cluster; `shift` as in
+// row_part.cuh.
+__device__ __forceinline__ float elements_of(int part, int shift) {
+  const int words = (kCols + shift + kLength - 1) / kLength;  // that cover the row
+  const int block = part / kRowWarps, warp = part % kRowWarps;
+  const int left = words - block * kVectors;
+  const int in_block = left < 0 ? 0 : left < kVectors ? left : kVectors;
+  const int in_last_turn = in_block % kGroup - warp * 32;
+  int owned = in_block / kGroup * 32;
+  owned += in_last_turn < 0 ? 0 : in_last_turn < 32 ? in_last_turn : 32;
+  owned *= kLength;
+  if (kRagged) {
+    const int last = words - 1;
+    if (part == 0) owned -= shift;
+    if (last / kVectors == block && last % kVectors % kGroup / 32 == warp) {
+      owned -= words * kLength - kCols - shift;
+    }
+  }
+  return part < kParts ? static_cast<float>(owned) : 0.0f;
+}
 
 __device__ __forceinline__ void sync_all() {
   if constexpr (kCluster == 1) {

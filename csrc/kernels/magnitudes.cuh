@@ -6,6 +6,7 @@
 #include "reduce.cuh"
 
 constexpr int kFiniteZero = 0x00800000;
+constexpr int kInfinite = 0x7f800000;
 
 __device__ __forceinline__ int magnitude_key(float value) {
   return static_cast<int>(__float_as_uint(value) & 0x7fffffffu);

@@ -7,10 +7,11 @@
 // gradients stay in its registers until the end; no atomics, so the same bits every run. Where a
 // block or a cluster shares a row, the sums of a row are on their way while the next row's are
 // made.
+//
+// Results of launches whose pointers are not aligned leave element by element.
 #include "exchange.cuh"
+#include "norm_results.cuh"
 
-using X = ElementOf<X_TYPE>::Type;
-using Gamma = ElementOf<GAMMA_TYPE>::Type;
 constexpr int kLoads = 2 + HAS_ADD;  // x, dy, dh; dx takes the place of x
 using Ring = TileRing<X, kLoads, STORE_TILES>;
 
@@ -24,15 +25,6 @@ struct Sums {
   float beta[kCount][kLength];
 #endif
 };
-
-struct RowStatistics {
-  float mean;
-  float rstd;
-};
-
-__device__ __forceinline__ float scaled_by(float gamma) {
-  return ZERO_CENTERED ? gamma + 1.0f : gamma;
-}
 
 // First pass over a row: its part of sum(w · xhat) and sum(w); adds to the parameters' gradients.
 // Two sums of each, so that one addition need not wait for the last.
@@ -68,11 +60,9 @@ __device__ __forceinline__ void first_pass(const Part& part, Shared row,
 }
 
 // Second pass: dx, into the place of x in shared memory or to global memory.
-template <bool kAligned>
 __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __restrict__ dx,
                                             const Vector<Gamma, kLength> (&scale)[kCount],
-                                            const RowStatistics& of, float mean_wx, float mean_w) {
-  const float slope = of.rstd * mean_wx;
+                                            const RowResult& result_of) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
@@ -85,19 +75,33 @@ __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __r
     float result[kLength];
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
-      const float w = cotangents.at(j) * scaled_by(scale[i].at(j));
-      const float centred = LAYER ? values.at(j) - of.mean : values.at(j);
-      result[j] = of.rstd * ((LAYER ? w - mean_w : w) - centred * slope);
 #if HAS_ADD
-      result[j] += residual.at(j);
+      const float dh = residual.at(j);
+#else
+      constexpr float dh = 0.0f;
 #endif
+      result[j] = result_of(values.at(j), cotangents.at(j), scale[i].at(j), dh);
     }
     if constexpr (STORE_TILES) {
       store_shared(at, rounded<X>(result));
     } else {
-      part.store_result<kAligned>(dx, i, rounded<X>(result));
+      part.store_result(dx, i, rounded<X>(result));
     }
   }
+}
+
+// The same, element by element, to global memory.
+__device__ __forceinline__ void second_pass_of_elements(const Part& part, Shared row,
+                                                        X* __restrict__ dx,
+                                                        const Gamma* __restrict__ gamma,
+                                                        const RowResult& result_of) {
+  part.for_each([&](int c) {
+    const Shared at = row + c * static_cast<int>(sizeof(X));
+    const float x = load_shared<1, X>(at).at(0);
+    const float dy = load_shared<1, X>(at + Ring::kArray).at(0);
+    const float dh = HAS_ADD ? load_shared<1, X>(at + HAS_ADD * 2 * Ring::kArray).at(0) : 0.0f;
+    set_element<true>(dx + c, result_of(x, dy, element(gamma[c]), dh));
+  });
 }
 
 // Each thread's sums to the block's row of partials; those of rows that lie side by side in a block
@@ -177,7 +181,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   Vector<Gamma, kLength> scale[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (part.owns(i)) scale[i] = part.load_parameter(gamma + part.first_column, i, gamma_aligned);
+    if (!part.owns(i)) continue;
+    const Gamma* const from = gamma + part.first_column;
+    scale[i] = kRagged || gamma_aligned ? part.load_parameter(from, i)
+                                        : load<false, false, kLength>(from + part.column(i));
   }
 
   Sums sums = {};
@@ -194,11 +201,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const auto finish_row = [&](Shared row, long long number, const RowStatistics& of, float wx,
                               float w_sum) {
     constexpr float kShare = 1.0f / kCols;
+    const RowResult result_of = {of, of.rstd * (wx * kShare), w_sum * kShare};
     X* to_row = dx + number * kCols + part.first_column;
-    if (aligned) {
-      second_pass<true>(part, row, to_row, scale, of, wx * kShare, w_sum * kShare);
+    if (STORE_TILES || aligned) {
+      second_pass(part, row, to_row, scale, result_of);
     } else {
-      second_pass<false>(part, row, to_row, scale, of, wx * kShare, w_sum * kShare);
+      second_pass_of_elements(part, row, to_row, gamma + part.first_column, result_of);
     }
   };
 

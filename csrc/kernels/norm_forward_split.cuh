@@ -5,6 +5,7 @@
 // Layout: h, y [rows, COLS] row-major; gamma, beta [COLS]; moments [rows, parts, 3] float32; mean,
 // rstd [rows] float32.
 // Threads: as in norm_split.cuh.
+#include "moments.cuh"
 #include "norm_split.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)

@@ -5,11 +5,11 @@
 // Layout: as in norm_forward.cuh.
 // Threads: as in tiles.cuh. Where a block or a cluster shares a row, each warp centres its part on
 // its own mean and the parts are merged as in reduce.cuh, while the next row's are made.
+//
+// Results of launches whose pointers are not aligned leave element by element.
 #include "exchange.cuh"
+#include "norm_results.cuh"
 
-using X = ElementOf<X_TYPE>::Type;
-using Gamma = ElementOf<GAMMA_TYPE>::Type;
-using Beta = ElementOf<BETA_TYPE>::Type;
 constexpr int kLoads = 1 + HAS_ADD;  // x, add; y and h take their places
 using Ring = TileRing<X, kLoads, STORE_TILES * kLoads>;
 
@@ -18,35 +18,9 @@ constexpr int kHidden = HAS_ADD * Ring::kArray;                  // where h is, 
 constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
 static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
 
-// Elements of a row that warp `part` of a wide row owns, counted over the cluster; `shift` as in
-// row_part.cuh.
-__device__ constexpr float elements_of(int part, int shift) {
-  const int chunk = part / kRowWarps * kChunk;
-  int owned = 0;
-  for (int first = part % kRowWarps * 32; first < kVectors; first += kGroup) {
-    const int begin = chunk + first * kLength;
-    const int end = chunk + (first + 32 < kVectors ? first + 32 : kVectors) * kLength;
-    if (!kRagged || (begin > 0 && end <= kCols)) {  // at any shift
-      owned += end <= kCols ? end - begin : begin < kCols ? kCols - begin : 0;
-    } else {
-      const int from = begin > shift ? begin - shift : 0;
-      const int to = end - shift < kCols ? end - shift : kCols;
-      owned += to > from ? to - from : 0;
-    }
-  }
-  return part < kParts ? static_cast<float>(owned) : 0.0f;
-}
-
-// 1 / sqrt(value): an approximation and a step of Newton's, which is none for 0 and infinity.
-__device__ __forceinline__ float reciprocal_root(float value) {
-  const float guess = rsqrtf(value);
-  const float better = guess * (1.5f - 0.5f * value * guess * guess);
-  return guess > 0.0f && guess < 1e30f ? better : guess;
-}
-
 // Sum of the row's part. With HAS_ADD h takes the place of add first.
-template <bool kAligned>
-__device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __restrict__ h) {
+__device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __restrict__ h,
+                                          bool aligned) {
   float sums[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -57,16 +31,21 @@ __device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __res
 #if HAS_ADD
     auto addend = load_shared<kLength, X>(at + kHidden);
     part.hide(addend, i);
-    float total[kLength];
-#pragma unroll
-    for (int j = 0; j < kLength; ++j) total[j] = values.at(j) + addend.at(j);
-    values = rounded<X>(total);
+    values = sum_of<kLength>(values, addend);
     store_shared(at + kHidden, values);
-    if constexpr (!STORE_TILES) part.store_result<kAligned>(h, i, values);
+    if (!STORE_TILES && aligned) part.store_result(h, i, values);
 #endif
 #pragma unroll
     for (int j = 0; j < kLength; ++j) sums[j % 2] += values.at(j);
   }
+#if HAS_ADD
+  if (!STORE_TILES && !aligned) {
+    part.for_each([&](int c) {
+      const Shared at = row + kHidden + c * static_cast<int>(sizeof(X));
+      store<true, true, 1>(h + c, load_shared<1, X>(at));
+    });
+  }
+#endif
   return sums[0] + sums[1];
 }
 
@@ -103,21 +82,19 @@ __device__ __forceinline__ float squares_pass(const Part& part, Shared row, floa
 template <typename T>
 struct Parameter {
   const T* __restrict__ from;  // at the block's first column
-  bool aligned;
   Vector<T, kLength> held[HOLD_GAMMA ? kCount : 1];
 
-  __device__ __forceinline__ Parameter(const Part& part, const T* __restrict__ start)
-      : from(start), aligned(is_aligned<kLength>(start)) {
-    if constexpr (HOLD_GAMMA) {
+  __device__ __forceinline__ Parameter(const Part& part, const T* __restrict__ start, bool aligned)
+      : from(start) {
+    if (!HOLD_GAMMA || !aligned) return;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (part.owns(i)) held[i] = part.load_parameter(from, i, aligned);
-      }
+    for (int i = 0; i < kCount; ++i) {
+      if (part.owns(i)) held[i] = part.load_parameter(from, i);
     }
   }
   __device__ __forceinline__ Vector<T, kLength> at(const Part& part, int i) const {
     if constexpr (HOLD_GAMMA) return held[i];
-    return part.load_parameter(from, i, aligned);
+    return part.load_parameter(from, i);
   }
 };
 
@@ -128,7 +105,6 @@ struct Parameters {
 #endif
 };
 
-template <bool kAligned>
 __device__ __forceinline__ void scale_pass(const Part& part, Shared row, X* __restrict__ y,
                                            const Parameters& parameters, float mean, float rstd) {
 #pragma unroll
@@ -143,18 +119,40 @@ __device__ __forceinline__ void scale_pass(const Part& part, Shared row, X* __re
     float result[kLength];
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
-      const float g = ZERO_CENTERED ? scale.at(j) + 1.0f : scale.at(j);
-      result[j] = (LAYER ? values.at(j) - mean : values.at(j)) * rstd * g;
 #if HAS_BETA
-      result[j] += shift.at(j);
+      const float bias = shift.at(j);
+#else
+      constexpr float bias = 0.0f;
 #endif
+      result[j] = result_of(values.at(j), mean, rstd, scale.at(j), bias);
     }
     if constexpr (STORE_TILES) {
       store_shared(at, rounded<X>(result));
     } else {
-      part.store_result<kAligned>(y, i, rounded<X>(result));
+      part.store_result(y, i, rounded<X>(result));
     }
   }
+}
+
+// The same, element by element.
+__device__ __forceinline__ void scale_elements(const Part& part, Shared row, X* __restrict__ y,
+                                               const Parameters& parameters, float mean,
+                                               float rstd) {
+  part.for_each([&](int c) {
+    const Shared at = row + c * static_cast<int>(sizeof(X));
+#if HAS_BETA
+    const float bias = element(parameters.beta.from[c]);
+#else
+    constexpr float bias = 0.0f;
+#endif
+    const float h = load_shared<1, X>(at + kHidden).at(0);
+    const float result[1] = {result_of(h, mean, rstd, element(parameters.gamma.from[c]), bias)};
+    if constexpr (STORE_TILES) {
+      store_shared(at, rounded<X>(result));
+    } else {
+      store<true, true, 1>(y + c, rounded<X>(result));
+    }
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
@@ -177,40 +175,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   Shared base = shared_address(memory);
   forget_origin(base);
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
-  bool aligned = moves_as_words(x, y);
 #if HAS_ADD
-  aligned = aligned && moves_as_words(x, add, h);
+  const bool as_words = moves_as_words(x, y, add, h);
   const X* const from[kLoads] = {x, add};
   X* const to[kLoads] = {y, h};
 #else
+  const bool as_words = moves_as_words(x, y);
   constexpr X* h = nullptr;
   const X* const from[kLoads] = {x};
   X* const to[kLoads] = {y};
 #endif
-  Ring ring(base + kControl, base, from, to, rows, aligned, rank);
+  Ring ring(base + kControl, base, from, to, rows, as_words, rank);
   Exchange exchange(base + (Ring::kBarriers + 15) / 16 * 16, rank);
   if (threadIdx.x == 0) barriers_visible();
   sync_all();
   ring.start();
 
   const int group = static_cast<int>(threadIdx.x) / kGroup;
-  const int shift = shift_of_row(x, ring.first_row() + group, aligned);
+  const int shift = shift_of_row(x, ring.first_row() + group, as_words);
   const Part part(rank, shift);
+  bool aligned = as_words && (kRagged || is_aligned<kLength>(gamma));
 #if HAS_BETA
-  const Parameters parameters = {{part, gamma + part.first_column},
-                                 {part, beta + part.first_column}};
+  aligned = aligned && (kRagged || is_aligned<kLength>(beta));
+  const Parameters parameters = {{part, gamma + part.first_column, aligned},
+                                 {part, beta + part.first_column, aligned}};
 #else
-  const Parameters parameters = {{part, gamma + part.first_column}};
+  const Parameters parameters = {{part, gamma + part.first_column, aligned}};
 #endif
 
   const auto sum_of = [&](Shared at, long long row) {
     if (!LAYER && !HAS_ADD) return 0.0f;
     X* to_row = HAS_ADD ? h + row * kCols + part.first_column : nullptr;
-    return aligned ? sum_pass<true>(part, at, to_row) : sum_pass<false>(part, at, to_row);
+    return sum_pass(part, at, to_row, aligned);
   };
   // Writes the row's results, given its mean and sum of squares.
   const auto finish_row = [&](Shared at, long long row, float mean, float squares) {
-    const float rstd = reciprocal_root(squares * (1.0f / kCols) + epsilon);
+    const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
     if (part.lane == 0 && rank == 0) {
 #if LAYER
       mean_out[row] = mean;
@@ -219,9 +219,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
     X* to_row = y + row * kCols + part.first_column;
     if (aligned) {
-      scale_pass<true>(part, at, to_row, parameters, mean, rstd);
+      scale_pass(part, at, to_row, parameters, mean, rstd);
     } else {
-      scale_pass<false>(part, at, to_row, parameters, mean, rstd);
+      scale_elements(part, at, to_row, parameters, mean, rstd);
     }
   };
 

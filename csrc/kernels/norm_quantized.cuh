@@ -2,7 +2,7 @@
 // registers.
 //
 //   h, mean, rstd as in norm_forward.cuh; y in float32 as in norm_values.cuh
-//   WIDE: y is the result. Else data, scales, amax of y as in quantize_tiles.cuh.
+//   WRITES 0: no more than these. 1: data, scales, amax of y as in quantize_tiles.cuh. 2: y.
 //
 // Layout: as in norm_forward.cuh; data [rows, COLS], scales [rows, ceil(COLS / block)]; one given
 // scale and one amax for `rows_of_entry` rows.
@@ -15,7 +15,7 @@ constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
 constexpr int kThreadsPerRow = THREADS_PER_ROW;
 constexpr int kRowsPerBlock = ROWS_PER_BLOCK;
-constexpr bool kWide = WIDE;
+constexpr bool kQuantizes = WRITES == 1;
 constexpr bool kAmax = AMAX;
 static_assert(kCols % kLength == 0, "a row is whole vectors");
 static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
@@ -24,11 +24,11 @@ using Slice = RowSlice<kCols / kLength, kThreadsPerRow, kLength>;
 using Statistics = RowSum<kThreadsPerRow, kRowsPerBlock, 1>;
 
 constexpr int kBlockLanes = kBlock / kLength;
-static_assert(kWide || kScales == kTensor ||
+static_assert(!kQuantizes || kScales == kTensor ||
                   (kBlockLanes <= 32 && kThreadsPerRow % kBlockLanes == 0),
               "a block of elements lies in a warp");
 
-#if WIDE
+#if WRITES == 2
 using Data = float;
 #else
 using Data = unsigned char;
@@ -36,7 +36,7 @@ using Data = unsigned char;
 
 __device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength], float factor,
                                              bool aligned) {
-#if WIDE
+#if WRITES == 2
   Vector<float, kLength> values = rounded<float>(y);
   if (aligned) {
     store<true, true, kLength>(to, values);
@@ -73,17 +73,22 @@ __device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength]
 }
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_BLOCKS)
-    norm_quantized(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
+    norm_quantized(const X* __restrict__ x,
+#if WRITES
+                   const Gamma* __restrict__ gamma,
+#endif
+#if WRITES && HAS_BETA
                    const Beta* __restrict__ beta,
 #endif
 #if HAS_ADD
                    const X* __restrict__ add,
 #endif
-#if SCALES == 0 && !WIDE
+#if SCALES == 0 && WRITES == 1
                    const float* __restrict__ given,
 #endif
+#if WRITES
                    Data* __restrict__ data,
+#endif
 #if SCALES
                    Scale* __restrict__ scales,
 #endif
@@ -100,9 +105,12 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
                    float epsilon) {
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
-  bool aligned = is_aligned<kLength>(x) && is_aligned<kLength>(gamma) &&
-                 reinterpret_cast<unsigned long long>(data) % (kWide ? 16 : kLength) == 0;
-#if HAS_BETA
+  bool aligned = is_aligned<kLength>(x);
+#if WRITES
+  aligned = aligned && is_aligned<kLength>(gamma) &&
+            reinterpret_cast<unsigned long long>(data) % (kQuantizes ? kLength : 16) == 0;
+#endif
+#if WRITES && HAS_BETA
   aligned = aligned && is_aligned<kLength>(beta);
 #endif
 #if HAS_ADD
@@ -111,8 +119,10 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   const long long row = static_cast<long long>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   const bool active = row < rows;
   const long long offset = row * kCols;
+#if WRITES
   const bool alone = rows_of_entry == rows;  // all rows are one entry
   const long long entry = alone || !active ? 0 : row / rows_of_entry;
+#endif
 
   Vector<X, kLength> values[Slice::kCount];
   Slice::load_all<true>(values, x + offset, active, aligned);
@@ -126,9 +136,9 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
 #if AMAX
   const unsigned seen = seen_so_far(amax + entry);
 #endif
-#if SCALES == 0 && !WIDE
+#if SCALES == 0 && WRITES == 1
   const float factor_of_entry = reciprocal(given[entry]);
-#else
+#elif WRITES
   constexpr float factor_of_entry = 1.0f;
 #endif
 
@@ -164,6 +174,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     rstd_out[row] = rstd;
   }
 
+#if WRITES
   int largest = 0;
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) {
@@ -194,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     int key = 0;
 #pragma unroll
     for (int j = 0; j < kLength; ++j) key = larger(key, finite_key(y[j]));
-    const Scaling<Scale> scaling(largest_of_lanes<1, kBlockLanes>(key));
+    const Scaling<Scale> scaling(bits_of_finite(largest_of_lanes<1, kBlockLanes>(key)));
     factor = scaling.factor;
     if (owned && column % kBlock == 0) {
       constexpr long long kScalesOfRow = (kCols + kBlock - 1) / kBlock;
@@ -209,5 +220,6 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   if (alone) largest = largest_of_lanes<kLanes, 32>(largest);
   const int lane = (threadIdx.y * kThreadsPerRow + threadIdx.x) % 32;
   if (active && lane % (alone ? 32 : kLanes) == 0) report(amax + entry, seen, largest);
+#endif
 #endif
 }

@@ -8,6 +8,13 @@ __device__ __forceinline__ float flushed_product(float a, float b) {
   return product;
 }
 
+// The larger of a magnitude and that of `value`; NaN where one is NaN.
+__device__ __forceinline__ float larger_magnitude(float magnitude, float value) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(magnitude), "f"(fabsf(value)));
+  return larger;
+}
+
 // 1 / value, rounded as a division is.
 __device__ __forceinline__ float reciprocal(float value) {
   float result;
@@ -35,4 +42,14 @@ __device__ __forceinline__ unsigned seen_so_far(const unsigned* largest) {
 __device__ __forceinline__ void raise_shared(int* largest, int value) {
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(largest));
   asm volatile("red.relaxed.cta.shared.max.s32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+
+// 16 bytes on their way from global to shared memory; the thread itself may read them after
+// `wait_for_words`.
+__device__ __forceinline__ void fetch_word(uint4* to, const void* from) {
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_for_words() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }

@@ -28,15 +28,15 @@ struct ScaleOf<true> {
 };
 using Scale = ScaleOf<kScales == kRow32>::Type;
 
-// A scale, as it is written, and what values are multiplied by. `key`: of finite elements.
+// A scale, as it is written, and what values are multiplied by. `bits`: of the largest finite
+// magnitude.
 template <typename T>
 struct Scaling;
 template <>
 struct Scaling<float> {
   float written;
   float factor;
-  __device__ __forceinline__ explicit Scaling(int key) {
-    const unsigned bits = bits_of_finite(key);
+  __device__ __forceinline__ explicit Scaling(unsigned bits) {
     const float wanted = __uint_as_float(bits) * (1.0f / Format::kLargest);
     const float least = __uint_as_float(0x00800000u);
     written = bits < 0x00800000u ? 1.0f : wanted > least ? wanted : least;
@@ -47,8 +47,8 @@ template <>
 struct Scaling<Code> {
   Code written;
   float factor;
-  __device__ __forceinline__ explicit Scaling(int key) {
-    const int wanted = static_cast<int>(bits_of_finite(key) >> 23) - Format::kLargestExponent;
+  __device__ __forceinline__ explicit Scaling(unsigned bits) {
+    const int wanted = static_cast<int>(bits >> 23) - Format::kLargestExponent;
     const int code = wanted > 1 ? wanted : 1;
     written = {static_cast<unsigned char>(code)};
     factor = __uint_as_float(static_cast<unsigned>(254 - code) << 23);

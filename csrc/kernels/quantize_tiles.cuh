@@ -9,6 +9,21 @@
 
 using X = ElementOf<X_TYPE>::Type;
 
+// The thread's numbers, read again row by row.
+struct Again {
+  const X* from;
+  long long stride;
+  int rows, cols;  // that there are, from `from` on
+
+  __device__ __forceinline__ void take(int) {}
+  __device__ __forceinline__ void row(int i, float (&values)[kEdge]) const {
+    const X* at = from + (i < rows ? i : rows - 1) * stride;
+    const Vector<X, kEdge> row = load_first<EVEN, true>(at, cols, false);
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) values[j] = row.at(j);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
     quantize_tiles(const X* __restrict__ x,
 #if SCALES == 0
@@ -50,18 +65,30 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
 #if SCALES
   constexpr const float* given = nullptr;
 #endif
-  start_tile(shared);
+  clear(shared);
+  if constexpr (kScales == kRow128 || kScales == kSquare) __syncthreads();
   const unsigned index = REVERSED ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const Tile tile(shape, index % shape.tiles_across, index / shape.tiles_across);
-  const Place place;
-  const bool aligned = EVEN && is_aligned<kEdge>(x);
+  const Place place(0);
+  const Entry entry(written, given, tile);
+  const long long first = tile.row_at(shape, place.row) * shape.cols + tile.first_col + place.col;
+  Again again = {x + first, shape.cols, tile.rows - place.row, tile.cols - place.col};
+  const bool whole = EVEN && is_aligned<kEdge>(x) && is_whole(shape, tile, written);
   Held<X> held;
-  const int col = place.across * kEdge;
+  if (whole) {
+    const X* from = x + first;
 #pragma unroll
-  for (int i = 0; i < kEdge; ++i) {
-    const int row = place.down * kEdge + i;
-    const X* from = x + tile.row_at(shape, row) * shape.cols + tile.first_col + col;
-    held.rows[i] = load_first<EVEN, true>(from, row < tile.rows ? tile.cols - col : 0, aligned);
+    for (int i = 0; i < kEdge; ++i) {
+      held.rows[i] = place.col < tile.cols ? load<true, true, kEdge>(from) : Vector<X, kEdge>{};
+      from += shape.cols;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) {
+      const X* from =
+          x + tile.row_at(shape, place.row_of(tile, i)) * shape.cols + tile.first_col + place.col;
+      held.rows[i] = load_first<EVEN, true>(from, tile.cols - place.col, false);
+    }
   }
-  quantize_tile(held, shape, tile, place, written, given, shared);
+  quantize_tile(held, again, whole, shape, tile, written, entry, shared);
 }

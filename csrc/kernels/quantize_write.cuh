@@ -1,243 +1,188 @@
-// Scales of a tile, and its data: from the numbers that the threads hold (quantize_tile.cuh).
+// A tile's scales and its data: from the numbers that the threads hold (quantize_tile.cuh).
 //
-// `values.at(i, j)`: row i, column j of the thread's sub-tile, float32. Past the array's ends it is
-// 0 or what the last row or column has: either leaves largest magnitudes as they are.
-// `values.forget()`: what was made of them before is not kept in registers.
+// `values.take(turn)`: then `values.row(i, y)` is row i that the thread has in this turn
+// (quantize_blocks.cuh). `values.forget()`: what was made of them before is not kept in registers.
+// `kMakeOnce`: they are made at a price, and a warp that has whole blocks keeps them.
 #pragma once
-#include "quantize_tile.cuh"
+#include "quantize_blocks.cuh"
 
-// Makes shared.key the largest key of the tile: after the block's next barrier.
+// The tile's data, as it lies and turned, each number made once: of a whole tile whose rows and
+// columns are words. Returns the largest magnitude.
 template <typename Values>
-__device__ __forceinline__ void find_largest(const Values& values, TileBuffers& shared) {
-  int key = 0;
+__device__ __forceinline__ float write_words(const Values& values, const Shape& shape,
+                                             const Tile& tile, const Place& place,
+                                             const Written& written, float factor,
+                                             const TileBuffers& shared) {
+  unsigned char* to_row = written.data + tile.row_at(shape, place.row) * length_of_row(shape) +
+                          tile.first_col + place.col;
+  const int* row_factors = &shared.rows[place.col / kBlock % kRowBlocks][place.row];
+  float column_factors[kEdge];
+  if constexpr (kColumns && kHasBlocks) {
+    const int* from = &shared.columns[place.row / kBlock][place.col];
 #pragma unroll
-  for (int i = 0; i < kEdge; ++i) {
+    for (int j = 0; j < kEdge; ++j) column_factors[j] = __int_as_float(from[j]);
+  }
+  unsigned turned[kColumns ? 2 * kEdge : 1];
+  float largest = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kEdge; ++j) {
-      key = larger(key, kAmax ? magnitude_key(values.at(i, j)) : finite_key(values.at(i, j)));
+  for (int i = 0; i < kEdge; i += 2) {
+    float y[2][kEdge], scaled[2][kEdge];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      values.row(i + r, y[r]);
+      if constexpr (kRows || !kHasBlocks) {
+        const float by = kHasBlocks ? __int_as_float(row_factors[i + r]) : factor;
+#pragma unroll
+        for (int j = 0; j < kEdge; ++j) {
+          if (kAmax) largest = larger_magnitude(largest, y[r][j]);
+          scaled[r][j] = flushed_product(y[r][j], by);
+        }
+      }
+      if constexpr (kRows) {
+        __stcs(reinterpret_cast<uint2*>(to_row), fp8_words<Format>(scaled[r]));
+        to_row += length_of_row(shape);
+      }
     }
-  }
-  key = largest_of_lanes<1, 32>(key);
-  if (threadIdx.x % 32 == 0) raise_shared(&shared.key, key);
-}
-
-__device__ __forceinline__ void write_square_scale(const Shape& shape, const Tile& tile,
-                                                   const Written& written, Scale scale) {
-  const long long down = tile.first_row / kTile, across = tile.first_col / kTile;
-  if (kRows) {
-    const long long row = tile.group * shape.tiles_down + down;
-    written.scales[row * shape.tiles_across + across] = scale;
-  }
-  if (kColumns) {
-    const long long column = tile.column_at(shape, shape.tiles_across, across);
-    written.turned_scales[column * shape.tiles_down + down] = scale;
-  }
-}
-
-// Where the scale of a block lies, of `rows` rows of `blocks`.
-__device__ __forceinline__ long long scale_at(long long row, long long rows, long long block,
-                                              long long blocks) {
-  return BLOCKS_FIRST ? block * rows + row : row * blocks + block;
-}
-__device__ __forceinline__ Scale* row_scale_at(const Shape& shape, const Tile& tile,
-                                               const Written& written, int row, int block) {
-  const long long at =
-      scale_at(tile.row_at(shape, row), shape.groups * shape.rows, tile.first_col / kBlock + block,
-               (shape.cols + kBlock - 1) / kBlock);
-  return written.scales + at;
-}
-__device__ __forceinline__ Scale* column_scale_at(const Shape& shape, const Tile& tile,
-                                                  const Written& written, int col, int block) {
-  const long long at =
-      scale_at(tile.column_at(shape, shape.cols, tile.first_col + col), shape.cols * shape.groups,
-               tile.first_row / kBlock + block, (shape.rows + kBlock - 1) / kBlock);
-  return written.turned_scales + at;
-}
-
-// What the thread's rows and columns are multiplied by.
-struct Factors {
-  float rows[kEdge];
-  float columns[kEdge];
-};
-
-// Largest keys of the thread's rows and columns, over lanes that share their blocks. Eight at a
-// time, since one after the other waits for the shuffles.
-template <typename Values>
-__device__ __forceinline__ void find_keys(const Values& values, int (&rows)[kEdge],
-                                          int (&columns)[kEdge]) {
+    if constexpr (kColumns) {
 #pragma unroll
-  for (int i = 0; i < kEdge; ++i) rows[i] = columns[i] = 0;
-#pragma unroll
-  for (int i = 0; i < kEdge; ++i) {
-#pragma unroll
-    for (int j = 0; j < kEdge; ++j) {
-      const int key = finite_key(values.at(i, j));
-      if (kRows) rows[i] = larger(rows[i], key);
-      if (kColumns) columns[j] = larger(columns[j], key);
-    }
-  }
-  if constexpr (kRows) share_largest<1, kBlock / kEdge>(rows);
-  if constexpr (kColumns) share_largest<kLanesAcross, 32>(columns);
-}
-
-// Scales of blocks: those of rows are written, those of columns left in shared memory.
-template <typename Values>
-__device__ __forceinline__ void find_scales(const Values& values, const Shape& shape,
-                                            const Tile& tile, const Place& place,
-                                            const Written& written, TileBuffers& shared,
-                                            Factors& factors) {
-  const int col = place.across * kEdge, row = place.down * kEdge;
-  int rows[kEdge], columns[kEdge];
-  find_keys(values, rows, columns);
-  if constexpr (kRows) {
-    const long long apart = BLOCKS_FIRST ? 1 : (shape.cols + kBlock - 1) / kBlock;
-    Scale* scale = row_scale_at(shape, tile, written, row, col / kBlock);
-    const bool writes = col % kBlock == 0 && col < tile.cols;
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) {
-      const Scaling<Scale> scaling(rows[i]);
-      factors.rows[i] = scaling.factor;
-      if (writes && row + i < tile.rows) *scale = scaling.written;
-      advance(scale, apart);
+      for (int j = 0; j < kEdge; ++j) {
+        const float low = kHasBlocks ? flushed_product(y[0][j], column_factors[j]) : scaled[0][j];
+        const float high = kHasBlocks ? flushed_product(y[1][j], column_factors[j]) : scaled[1][j];
+        const unsigned pair = fp8_pair(low, high, Format{});
+        unsigned& word = turned[2 * j + i / 4];
+        word = i % 4 == 0 ? pair : word | pair << 16;
+      }
     }
   }
   if constexpr (kColumns) {
-    if constexpr (kScales == kRow128) {
-      if (threadIdx.x % 32 < kLanesAcross) {
-#pragma unroll
-        for (int j = 0; j < kEdge; ++j) raise_shared(&shared.column_keys[col + j], columns[j]);
-      }
-      __syncthreads();
-#pragma unroll
-      for (int j = 0; j < kEdge; ++j) columns[j] = shared.column_keys[col + j];
-    }
+    unsigned char* to = written.turned +
+                        tile.column_at(shape, shape.cols, tile.first_col + place.col) * shape.rows +
+                        tile.first_row + place.row;
 #pragma unroll
     for (int j = 0; j < kEdge; ++j) {
-      const Scaling<Scale> scaling(columns[j]);
-      factors.columns[j] = scaling.factor;
-      if (row % kBlock == 0) shared.column_scales[col + j][row / kBlock] = scaling.written;
+      __stcs(reinterpret_cast<uint2*>(to), make_uint2(turned[2 * j], turned[2 * j + 1]));
+      advance(to, shape.groups * shape.rows);
     }
   }
+  return largest;
 }
 
-__device__ __forceinline__ void write_column_scales(const Shape& shape, const Tile& tile,
-                                                    const Written& written,
-                                                    const TileBuffers& shared) {
-  const int col = threadIdx.x;
-  if (col >= tile.cols) return;
-  Scale* to = column_scale_at(shape, tile, written, col, 0);
-  constexpr int kCount = kTile / kBlock;
-  if (kCount == 4 && tile.rows == kTile && reinterpret_cast<unsigned long long>(to) % 4 == 0) {
-    *reinterpret_cast<unsigned*>(to) =
-        *reinterpret_cast<const unsigned*>(shared.column_scales[col]);
-    return;
-  }
-#pragma unroll
-  for (int b = 0; b < kCount; ++b) {
-    if (b * kBlock < tile.rows) to[b] = shared.column_scales[col][b];
-  }
-}
-
+// The same byte by byte, of a tile that is cut or does not lie so.
 template <typename Values>
-__device__ __forceinline__ void write_rows(const Values& values, const Shape& shape,
-                                           const Tile& tile, const Place& place,
-                                           unsigned char* data, const float (&factors)[kEdge]) {
-  const int col = place.across * kEdge, row = place.down * kEdge;
-  const bool aligned = (shape.cols | reinterpret_cast<long long>(data)) % kEdge == 0;
-  data += tile.row_at(shape, row) * shape.cols + tile.first_col + col;
-#pragma unroll
-  for (int i = 0; i < kEdge; ++i) {
-    float scaled[kEdge];
-#pragma unroll
-    for (int j = 0; j < kEdge; ++j) scaled[j] = flushed_product(values.at(i, j), factors[i]);
-    if (row + i < tile.rows) {
-      store_first(data, fp8_words<Format>(scaled), tile.cols - col, aligned);
-    }
-    advance(data, shape.cols);
-  }
-}
-
-// Into shared memory, a piece of 8 rows a column.
-template <typename Values>
-__device__ __forceinline__ void turn(const Values& values, const Place& place,
-                                     const float (&factors)[kEdge], TileBuffers& shared) {
-  const int piece = place.down ^ swizzle(place.across);
-#pragma unroll
-  for (int j = 0; j < kEdge; ++j) {
-    float scaled[kEdge];
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) scaled[i] = flushed_product(values.at(i, j), factors[j]);
-    shared.turned[(place.across * kEdge + j) * kSubTiles + piece] = fp8_words<Format>(scaled);
-  }
-}
-
-// And out, 8 lanes a column, two pieces each.
-__device__ __forceinline__ void write_turned(const Shape& shape, const Tile& tile,
-                                             unsigned char* data, const TileBuffers& shared) {
-  constexpr int kPairs = kSubTiles / 2;
-  const bool aligned = (shape.rows | reinterpret_cast<long long>(data)) % 16 == 0;
-#pragma unroll
-  for (int first = 0; first < kTile * kPairs; first += kTileThreads) {
-    const int pair = (first + static_cast<int>(threadIdx.x)) % kPairs;
-    const int col = (first + static_cast<int>(threadIdx.x)) / kPairs;
-    const int turned = swizzle(col / kEdge), row = pair * 2 * kEdge;
-    const uint4 found =
-        reinterpret_cast<const uint4*>(shared.turned)[col * kPairs + (pair ^ turned / 2)];
-    const uint2 one = make_uint2(found.x, found.y), other = make_uint2(found.z, found.w);
-    const uint2 low = turned % 2 ? other : one, high = turned % 2 ? one : other;
-    if (col >= tile.cols || row >= tile.rows) continue;
-    unsigned char* to = data +
-                        tile.column_at(shape, shape.cols, tile.first_col + col) * shape.rows +
-                        tile.first_row + row;
-    if (aligned) {
-      __stcs(reinterpret_cast<uint4*>(to), make_uint4(low.x, low.y, high.x, high.y));
-    } else {
-      store_first(to, low, tile.rows - row, false);
-      store_first(to + kEdge, high, tile.rows - row - kEdge, false);
-    }
-  }
-}
-
-// All threads of the block, once, after `start_tile`. `given`: the scale of the entry.
-template <typename Values>
-__device__ __forceinline__ void quantize_tile(Values& values, const Shape& shape, const Tile& tile,
-                                              const Place& place, const Written& written,
-                                              const float* given, TileBuffers& shared) {
-  unsigned* const amax = kAmax ? written.amax + tile.entry : nullptr;
-  unsigned seen = 0;
-  if (kAmax && threadIdx.x == 0) seen = seen_so_far(amax);
-  if constexpr (kAmax || kScales == kSquare) find_largest(values, shared);
-  constexpr bool kBlocks = kScales == kRow128 || kScales == kRow32;
-  Factors factors;
-  if constexpr (kBlocks) {
-    find_scales(values, shape, tile, place, written, shared, factors);
-  } else {
-    float factor;
-    if constexpr (kScales == kTensor) {
-      factor = reciprocal(given[tile.entry]);
-    } else {
-      __syncthreads();
-      const Scaling<Scale> scaling(shared.key);
-      if (threadIdx.x == 0) write_square_scale(shape, tile, written, scaling.written);
-      factor = scaling.factor;
-    }
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) factors.rows[i] = factors.columns[i] = factor;
-  }
-  // A loop, since else the compiler begins the columns before the rows have left the registers.
+__device__ __forceinline__ float write_bytes(const Values& values, const Shape& shape,
+                                             const Tile& tile, const Place& place,
+                                             const Written& written, float factor,
+                                             const TileBuffers& shared) {
+  const long long first_col = tile.first_col + place.col;
+  unsigned char* to_row =
+      written.data + tile.row_at(shape, place.row) * length_of_row(shape) + first_col;
+  unsigned char* to_column = written.turned +
+                             tile.column_at(shape, shape.cols, first_col) * shape.rows +
+                             tile.first_row + place.row;
+  float largest = 0.0f;
 #pragma unroll 1
-  for (int way = kRows ? 0 : 1; way < (kColumns ? 2 : 1); ++way) {
-    values.forget();
-    if (kRows && way == 0) {
-      write_rows(values, shape, tile, place, written.data, factors.rows);
-    } else if constexpr (kColumns) {
-      turn(values, place, factors.columns, shared);
+  for (int i = 0; i < kEdge && place.row + i < tile.rows; ++i) {
+    float y[kEdge];
+    values.row(i, y);
+    const int row_factor = shared.rows[place.col / kBlock % kRowBlocks][place.row + i];
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      if (place.col + j >= tile.cols) continue;
+      if (kAmax) largest = larger_magnitude(largest, y[j]);
+      if constexpr (kRows) {
+        const float by = kHasBlocks ? __int_as_float(row_factor) : factor;
+        to_row[j] = static_cast<unsigned char>(fp8_pair(flushed_product(y[j], by), 0.0f, Format{}));
+      }
+      if constexpr (kColumns) {
+        const int column_factor = shared.columns[place.row / kBlock % kColumnBlocks][place.col + j];
+        const float by = kHasBlocks ? __int_as_float(column_factor) : factor;
+        to_column[j * shape.groups * shape.rows] =
+            static_cast<unsigned char>(fp8_pair(flushed_product(y[j], by), 0.0f, Format{}));
+      }
     }
+    to_row += length_of_row(shape);
+    to_column += 1;
   }
-  if constexpr (kColumns || kAmax) __syncthreads();
-  if constexpr (kColumns) write_turned(shape, tile, written.turned, shared);
-  if constexpr (kColumns && kBlocks) {
-    write_column_scales(shape, tile, written, shared);
+  return largest;
+}
+
+// Numbers that are made once: for what makes them at a price.
+struct Made {
+  float y[kEdge][kEdge];
+
+  template <typename Values>
+  __device__ __forceinline__ explicit Made(const Values& values) {
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) values.row(i, y[i]);
   }
-  if (kAmax && threadIdx.x == 0) report(amax, seen, shared.key);
+  __device__ __forceinline__ void row(int i, float (&values)[kEdge]) const {
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) values[j] = y[i][j];
+  }
+};
+
+// What is read of the tile's entry: before the tile itself, so that nobody waits for it later.
+struct Entry {
+  float scale = 1.0f;  // that is given
+  unsigned seen = 0;   // of amax
+
+  __device__ __forceinline__ Entry(const Written& written, const float* given, const Tile& tile) {
+    if constexpr (kScales == kTensor) scale = given[tile.entry];
+    if (kAmax && threadIdx.x % 32 == 0) seen = seen_so_far(written.amax + tile.entry);
+  }
+};
+
+// All threads of the block, once, after `clear` and a barrier. `again`: the same numbers, where the
+// compiler need not know i; `whole`: the tile is, and x and results are words.
+template <typename Values, typename Again>
+__device__ __forceinline__ void quantize_tile(Values& values, Again& again, bool whole,
+                                              const Shape& shape, const Tile& tile,
+                                              const Written& written, const Entry& entry,
+                                              TileBuffers& shared) {
+  // A warp that has whole blocks goes on with each part by itself.
+  constexpr bool kApart = Values::kMakeOnce && kBlocksInWarp;
+  float factor = 1.0f, largest = 0.0f;
+  if constexpr (kScales == kTensor) {
+    factor = reciprocal(entry.scale);
+  } else if constexpr (!kApart) {
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+      values.take(turn);
+      again.take(turn);
+      find_scales(values, again, shape, tile, Place(turn), written, shared);
+    }
+    finish_scales(shape, tile, written, shared);
+    values.forget();
+  }
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const Place place(turn);
+    float of_turn = 0.0f;
+    values.take(turn);
+    if constexpr (kApart) {
+      const Made made(values);
+      find_scales(made, values, shape, tile, place, written, shared);
+      __syncwarp();
+      if (whole && place.col < tile.cols) {
+        of_turn = write_words(made, shape, tile, place, written, factor, shared);
+      }
+    } else if (whole && place.col < tile.cols) {
+      if constexpr (kScales == kSquare) factor = scale_square(shape, tile, place, written, shared);
+      of_turn = write_words(values, shape, tile, place, written, factor, shared);
+    }
+    if (!whole && place.col < tile.cols) {
+      if constexpr (kScales == kSquare) factor = scale_square(shape, tile, place, written, shared);
+      again.take(turn);
+      of_turn = write_bytes(again, shape, tile, place, written, factor, shared);
+    }
+    largest = larger_magnitude(largest, of_turn);
+  }
+  if constexpr (kAmax) {
+    const int key = largest_of_lanes<1, 32>(magnitude_key(largest));
+    if (threadIdx.x % 32 == 0) report(written.amax + tile.entry, entry.seen, key);
+  }
+  if constexpr (kScales == kRow32) {
+    __syncthreads();
+    write_codes(shape, tile, written, shared);
+  }
 }

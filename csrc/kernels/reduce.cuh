@@ -6,17 +6,7 @@
 // make one barrier a reduction enough: whoever writes a buffer again has passed the barrier of the
 // reduction between, which all threads reach only after they read the buffer.
 #pragma once
-
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-template <int kWidth>
-__device__ __forceinline__ float sum_lanes(float value) {
-#pragma unroll
-  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, offset);
-  }
-  return value;
-}
+#include "lanes.cuh"
 
 // So many warps' values are read one by one by every thread, which is less than the 5 shuffles of
 // a tree; whole 16-byte words of them, hence the padding.
@@ -82,13 +72,22 @@ struct RowMoments {
 
   __device__ explicit RowMoments(Buffers& shared) : buffers(shared), turn(0) {}
 
-  // Elements of the row that a warp owns.
-  static __device__ constexpr float count(int warp) {
-    int vectors = 0;
-    for (int first = warp * 32; first < kVectors; first += kThreads) {
-      vectors += kVectors - first < 32 ? kVectors - first : 32;
-    }
-    return static_cast<float>(vectors * kLength);
+  // Elements of the row that a warp owns, and their inverse: of the vectors after the last turn of
+  // all threads, whole warps have 32, one warp what is left, others none.
+  static constexpr int kInTurns = kVectors / kThreads * 32;
+  static constexpr int kLeft = kVectors % kThreads;
+  static constexpr float kCounts[3] = {
+      static_cast<float>((kInTurns + 32) * kLength),
+      static_cast<float>((kInTurns + kLeft % 32) * kLength),
+      static_cast<float>(kInTurns * kLength),
+  };
+  static __device__ __forceinline__ float count(int warp) {
+    return warp < kLeft / 32 ? kCounts[0] : warp == kLeft / 32 ? kCounts[1] : kCounts[2];
+  }
+  static __device__ __forceinline__ float share(int warp) {
+    constexpr float kShares[3] = {1.0f / kCounts[0], 1.0f / kCounts[1],
+                                  1.0f / (kInTurns > 0 ? kCounts[2] : 1.0f)};
+    return warp < kLeft / 32 ? kShares[0] : warp == kLeft / 32 ? kShares[1] : kShares[2];
   }
 
   // `sum` is the thread's own; `squares_about(m)` its sum of (value - m)^2. Every thread of the
@@ -98,14 +97,14 @@ struct RowMoments {
                                              float& squares) {
     sum = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum);
     if constexpr (kThreads <= 32) {
-      mean = sum / kCols;
+      mean = sum * (1.0f / kCols);
       squares = sum_lanes<kThreads>(squares_about(mean));
     } else {
       const int lane = threadIdx.x % 32;
       const int warp = threadIdx.x / 32;
       auto& shared = buffers.values[turn][threadIdx.y];
       turn ^= 1;
-      squares = sum_lanes<32>(squares_about(sum / count(warp)));
+      squares = sum_lanes<32>(squares_about(sum * share(warp)));
       if (lane == 0) {
         shared[0][warp] = sum;
         shared[1][warp] = squares;
@@ -115,12 +114,12 @@ struct RowMoments {
         sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) sum += shared[0][w];
-        mean = sum / kCols;
+        mean = sum * (1.0f / kCols);
         squares = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) squares += squares_of_warp(shared, w, mean);
       } else {
-        mean = sum_lanes<32>(lane < kWarps ? shared[0][lane] : 0.0f) / kCols;
+        mean = sum_lanes<32>(lane < kWarps ? shared[0][lane] : 0.0f) * (1.0f / kCols);
         squares = sum_lanes<32>(lane < kWarps ? squares_of_warp(shared, lane, mean) : 0.0f);
       }
     }
@@ -129,48 +128,7 @@ struct RowMoments {
  private:
   static __device__ __forceinline__ float squares_of_warp(const float (&shared)[2][padded(kWarps)],
                                                           int warp, float mean) {
-    const float distance = shared[0][warp] / count(warp) - mean;
+    const float distance = shared[0][warp] * share(warp) - mean;
     return shared[1][warp] + count(warp) * distance * distance;
   }
 };
-
-// The same of a row too long for registers, seen piece by piece.
-struct Moments {
-  float count;
-  float mean;
-  float squares;
-};
-
-__device__ __forceinline__ Moments merged(const Moments& a, const Moments& b) {
-  const float count = a.count + b.count;
-  if (count == 0.0f) return a;
-  const float delta = b.mean - a.mean;
-  const float share = b.count / count;
-  return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
-}
-
-// Over kWidth neighbouring lanes.
-template <int kWidth>
-__device__ __forceinline__ Moments merged_lanes(Moments value) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int offset = 1; offset < kWidth; offset *= 2) {
-    const Moments other = {__shfl_xor_sync(kAllLanes, value.count, offset),
-                           __shfl_xor_sync(kAllLanes, value.mean, offset),
-                           __shfl_xor_sync(kAllLanes, value.squares, offset)};
-    // The lower lane's part comes first on both sides, so that all lanes get the same bits.
-    value = (lane & offset) ? merged(other, value) : merged(value, other);
-  }
-  return value;
-}
-
-template <int kThreads>
-__device__ __forceinline__ Moments merged_over_block(Moments value, Moments (&shared)[32]) {
-  value = merged_lanes<32>(value);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = shared[0];
-  for (int w = 1; w < kThreads / 32; ++w) value = merged(value, shared[w]);
-  __syncthreads();
-  return value;
-}

@@ -8,8 +8,8 @@
 #pragma once
 #include "async.cuh"
 #include "elements.cuh"
+#include "lanes.cuh"
 #include "ragged.cuh"
-#include "reduce.cuh"
 
 constexpr int kThreads = THREADS;
 constexpr int kGroup = THREADS_PER_ROW;
@@ -61,19 +61,30 @@ struct Part {
     if (!is_whole(i)) hide_outside(word, column_of_row(i));
   }
 
-  // `base`: at the chunk's first column.
+  // `base`: at the chunk's first column, on 16 bytes unless rows are ragged.
   template <typename T>
-  __device__ __forceinline__ Vector<T, kLength> load_parameter(const T* base, int i,
-                                                               bool aligned) const {
-    return ::load_parameter(base + column(i), column_of_row(i), aligned);
+  __device__ __forceinline__ Vector<T, kLength> load_parameter(const T* base, int i) const {
+    if constexpr (kRagged) return load_inside(base + column(i), column_of_row(i));
+    return load<true, false, kLength>(base + column(i));
   }
-  template <bool kAligned, typename T>
+  template <typename T>
   __device__ __forceinline__ void store_result(T* base, int i,
                                                const Vector<T, kLength>& from) const {
     if (is_whole(i)) {
-      store<kAligned, true, kLength>(base + column(i), from);
+      store<true, true, kLength>(base + column(i), from);
     } else {
-      store_inside<kAligned, true>(base + column(i), column_of_row(i), from);
+      store_inside<true, true>(base + column(i), column_of_row(i), from);
+    }
+  }
+
+  // Calls use(c) for each element of the row that this thread owns, in turn: `c` counts from the
+  // chunk's first column.
+  template <typename Use>
+  __device__ __forceinline__ void for_each(const Use& use) const {
+    constexpr int kToNextVector = (kGroup - 1) * kLength + 1;
+#pragma unroll 1
+    for (int c = lane * kLength; c < columns; c += (c + 1) % kLength ? 1 : kToNextVector) {
+      if (!kRagged || is_column(first_column + c)) use(c);
     }
   }
 };

@@ -7,6 +7,26 @@
 // Threads: as in softmax_forward.cuh. A thread reads its pieces of dy and y once and keeps them.
 #include "softmax_pieces.cuh"
 
+__device__ __forceinline__ void backward_by_elements(const X* __restrict__ dy,
+                                                     const X* __restrict__ y,
+                                                     const int* __restrict__ first,
+                                                     X* __restrict__ dx, const Params& p) {
+  for_each_row(p.rows, [&](long long row, int lane) {
+    const int count = keys_of(row, nullptr, first, p).count;
+    const X *dy_row = dy + row * kCols, *y_row = y + row * kCols;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int c = lane; c < count; c += 32) sum += element(y_row[c]) * element(dy_row[c]);
+    sum = sum_lanes<32>(sum);
+#pragma unroll 1
+    for (int c = lane; c < kCols; c += 32) {
+      float result = 0.0f;
+      if (!CAUSAL || c < count) result = p.scale * element(y_row[c]) * (element(dy_row[c]) - sum);
+      set_element<true>(dx + row * kCols + c, result);
+    }
+  });
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     softmax_backward(const X* __restrict__ dy, const X* __restrict__ y,
 #if FIRST
@@ -16,9 +36,12 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
 #if !FIRST
   constexpr const int* first = nullptr;
 #endif
+  if (!share_words(dy, y, dx)) {
+    backward_by_elements(dy, y, first, dx, p);
+    return;
+  }
   extern __shared__ __align__(16) float shared[];
   Exchange<kThreads, kRows, kParts> exchange(shared);
-  const bool whole = share_words(dy, y, dx);
   const int part = kParts > 1 ? static_cast<int>(cluster_rank()) : 0;
 
   long long block_row = static_cast<long long>(blockIdx.x / kParts) * kRows;
@@ -29,17 +52,22 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     const Keys keys = keys_of(row, nullptr, first, p);
     const X *dy_row = dy + row * kCols, *y_row = y + row * kCols;
     X* dx_row = dx + row * kCols;
-    const Pieces pieces(y_row, whole, part, keys.count);
+    const Pieces pieces(y_row, part, keys.count);
 
     Word ys[kCount], dys[kCount];
-    pieces.load_words(ys, y_row, dys, dy_row, whole);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!pieces.sees(i)) continue;
+      ys[i] = pieces.load_ith(y_row, i);
+      dys[i] = pieces.load_ith(dy_row, i);
+    }
     const bool sees_edge = !kEven && pieces.edge < keys.count;
     float edge_y = 0.0f, edge_dy = 0.0f;
     if (sees_edge) {
       edge_y = element(y_row[pieces.edge]);
       edge_dy = element(dy_row[pieces.edge]);
     }
-    if (CAUSAL && active) pieces.store_zeros(dx_row, keys.count, whole);
+    if (CAUSAL && active) pieces.store_zeros(dx_row, keys.count);
     exchange.wait_for_cluster();
 
     float sum = edge_y * edge_dy;
@@ -73,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       ys[i] = rounded<X>(result);
       if (CAUSAL) hide_from<0>(ys[i], pieces.column(i), keys.count);  // where the sum is NaN too
     }
-    pieces.store_words(dx_row, ys, whole);
+    pieces.store_words(dx_row, ys);
     if (sees_edge) set_element<true>(dx_row + pieces.edge, result_of(edge_y, edge_dy));
   } while (!kOneTurn && (block_row += rows_of_a_turn()) < p.rows);
 }

@@ -16,6 +16,33 @@
 // does not do so past a branch; that this one is never taken it does not know.
 constexpr bool kCrowded = !HOLD && kCount >= 8 && sizeof(X) < 4;
 
+__device__ __forceinline__ void forward_by_elements(const X* __restrict__ x,
+                                                    const unsigned char* __restrict__ mask,
+                                                    const int* __restrict__ first,
+                                                    X* __restrict__ y, const Params& p) {
+  for_each_row(p.rows, [&](long long row, int lane) {
+    const Keys keys = keys_of(row, mask, first, p);
+    const X* x_row = x + row * kCols;
+    Part part = {negative_infinity(), 0.0f};
+#pragma unroll 1
+    for (int c = lane; c < keys.count; c += 32) {
+      const float v = logit_at(x_row, c, keys);
+      const float top = fmaxf(part.top, v);
+      part.sum =
+          part.sum * weight(part.top, base_of(top), p.scale) + weight(v, base_of(top), p.scale);
+      part.top = top;
+    }
+    part = merged_lanes<32>(part, p.scale);
+    const float inverse = fast_reciprocal(part.sum);
+#pragma unroll 1
+    for (int c = lane; c < kCols; c += 32) {
+      float result = weight(logit_at(x_row, c, keys), base_of(part.top), p.scale) * inverse;
+      if (!(part.sum > 0.0f)) result = is_seen(keys, c) ? not_a_number() : 0.0f;
+      set_element<true>(y + row * kCols + c, result);
+    }
+  });
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     softmax_forward(const X* __restrict__ x,
 #if MASK
@@ -31,9 +58,12 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
 #if !FIRST
   constexpr const int* first = nullptr;
 #endif
+  if (!share_words(x, y)) {
+    forward_by_elements(x, mask, first, y, p);
+    return;
+  }
   extern __shared__ __align__(16) float shared[];
   Exchange<kThreads, kRows, kParts> exchange(shared);
-  const bool whole = share_words(x, y);
   const int part = kParts > 1 ? static_cast<int>(cluster_rank()) : 0;
   constexpr int kLanes = kThreads < 32 ? kThreads : 32;
 
@@ -47,10 +77,13 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     const Keys keys = keys_of(row, mask, first, p);
     const X* x_row = x + row * kCols;
     X* y_row = y + row * kCols;
-    const Pieces pieces(x_row, whole, part, keys.count);
+    const Pieces pieces(x_row, part, keys.count);
 
     Word words[kCount];
-    pieces.load_words(words, x_row, whole);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (pieces.sees(i)) words[i] = pieces.load_ith(x_row, i);
+    }
     float edge = negative_infinity();
     if (!kEven && pieces.edge < keys.count) {
       edge = signed_logit(element(x_row[pieces.edge]));
@@ -69,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
         edge = negative_infinity();
       }
     }
-    if (CAUSAL && active) pieces.store_zeros(y_row, keys.count, whole);
+    if (CAUSAL && active) pieces.store_zeros(y_row, keys.count);
     exchange.wait_for_cluster();
 
 #pragma unroll
@@ -122,13 +155,13 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       for (int i = 0; i < kCount; ++i) {
         const int column = pieces.column(i);
         if (column >= pieces.end) break;
-        store_columns(y_row, column, without_softmax(column, keys), whole);
+        store<true, true, kLength>(y_row + column, without_softmax(column, keys));
       }
       if (has_edge)
         set_element<true>(y_row + pieces.edge, without_softmax(pieces.edge, keys).at(0));
       continue;
     }
-    const float inverse = 1.0f / total.sum;
+    const float inverse = fast_reciprocal(total.sum);
     const float total_base = base_of(total.top);
     const float factor =
         kThreads > 32 || kParts > 1 ? weight(top, total_base, p.scale) * inverse : inverse;
@@ -149,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       }
       words[i] = rounded<X>(result);
     }
-    pieces.store_words(y_row, words, whole);
+    pieces.store_words(y_row, words);
     if (has_edge && pieces.edge < keys.count) set_element<true>(y_row + pieces.edge, edge * factor);
   } while (!kOneTurn && (block_row += rows_of_a_turn()) < p.rows);
 }

@@ -61,7 +61,7 @@ __device__ __forceinline__ Part part_of_thread(const Span& span, float scale) {
 __device__ __forceinline__ void write(const Span& span, X* y, const Part& total, float scale) {
   const bool regular = total.sum > 0.0f;
   const float base = base_of(total.top);
-  const float inverse = 1.0f / total.sum;
+  const float inverse = fast_reciprocal(total.sum);
   if (!regular) {
     for (int at = span.begin + static_cast<int>(threadIdx.x) * kLength; at < span.end;
          at += kThreads * kLength) {

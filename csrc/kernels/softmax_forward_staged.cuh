@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
     const bool regular = total.sum > 0.0f;
     const float base = base_of(total.top);
-    const float inverse = 1.0f / total.sum;
+    const float inverse = fast_reciprocal(total.sum);
     for (int c = 0; c < kChunks; ++c) {
       Word batch[kBatch];
       if (c < seen_chunks) read(c, batch);

@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         }
         continue;
       }
-      const float inverse = 1.0f / sum;
+      const float inverse = fast_reciprocal(sum);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         if (!has_unit(i)) continue;

@@ -7,7 +7,7 @@
 // positive, either no key is seen and y is 0, or what is seen has no softmax and is NaN, as
 // jax.nn.softmax has it: NaN, +inf, -inf alone; hidden keys are 0 there too.
 #pragma once
-#include "reduce.cuh"
+#include "lanes.cuh"
 #include "softmax_hiding.cuh"
 
 // SCALE_SIGN -1, 0, 1. A scale of 0 leaves 0 of a finite logit and NaN of others (see
@@ -89,6 +89,13 @@ __device__ __forceinline__ void add_words(Part& part, const Word (&words)[kWords
     }
   }
   part.top = top;
+}
+
+// A logit that lies in memory, -inf where its key is hidden.
+__device__ __forceinline__ float logit_at(const X* row, int column, const Keys& keys) {
+  if (!is_seen(keys, column)) return negative_infinity();
+  const float v = signed_logit(element(row[column]));
+  return SCALE_SIGN == 0 ? v * 0.0f : v;
 }
 
 // A word's softmax, of a row whose sum is positive.

@@ -4,8 +4,9 @@
 // words, kThreads apart, none of which holds anything of another row. Of the elements outside them,
 // fewer than two words, the row's first threads have one each.
 //
-// Where the pointers of a launch differ in alignment, a word is read or written element by element
-// and the first starts at column 0. A branch, the same for all threads, decides.
+// Where the pointers of a launch differ in alignment, there are no pieces: a warp goes through a
+// row's elements, in loops that are not unrolled, for little code. A branch, the same for all
+// threads, decides.
 #pragma once
 #include "softmax_hiding.cuh"
 #include "softmax_reduce.cuh"
@@ -38,10 +39,10 @@ struct Pieces {
   int seen;   // those that the row sees at all end at this or before
   int edge;   // column of this thread's element outside of words; kCols: none
 
-  __device__ __forceinline__ Pieces(const X* row, bool whole, int part, int count) {
+  __device__ __forceinline__ Pieces(const X* row, int part, int count) {
     constexpr int kSize = static_cast<int>(sizeof(X));
     const int place = static_cast<int>(reinterpret_cast<unsigned long long>(row) % 16);
-    const int head = kEven || !whole ? 0 : (16 - place) % 16 / kSize;
+    const int head = kEven ? 0 : (16 - place) % 16 / kSize;
     const int past = kEven ? kCols : head + (kCols - head) / kLength * kLength;
     first = head + (part * kPartWords + static_cast<int>(threadIdx.x)) * kLength;
     end = past;
@@ -64,80 +65,43 @@ struct Pieces {
     return (i + 1) * kThreads <= kSureWords || column(i) < seen;
   }
 
-  __device__ __forceinline__ void load_words(Word (&to)[kCount], const X* row, bool whole) const {
-    if (whole) {
-      load_each<true>(to, row);
-    } else {
-      load_each<false>(to, row);
-    }
+  __device__ __forceinline__ Word load_ith(const X* row, int i) const {
+    return load<true, true, kLength>(row + first + i * kStride);
   }
-  // Of two rows in turn.
-  __device__ __forceinline__ void load_words(Word (&to)[kCount], const X* row,
-                                             Word (&to_too)[kCount], const X* row_too,
-                                             bool whole) const {
-    if (whole) {
-      load_each<true>(to, row, to_too, row_too);
-    } else {
-      load_each<false>(to, row, to_too, row_too);
-    }
-  }
-  __device__ __forceinline__ void store_words(X* row, const Word (&from)[kCount],
-                                              bool whole) const {
-    if (whole) {
-      store_each<true>(row, from);
-    } else {
-      store_each<false>(row, from);
+  __device__ __forceinline__ void store_words(X* row, const Word (&from)[kCount]) const {
+    X* own = row + first;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (sees(i)) store<true, true, kLength>(own + i * kStride, from[i]);
     }
   }
 
   // Zeros for what the row sees nothing of: there is no need to wait for what it sees.
-  __device__ __forceinline__ void store_zeros(X* row, int count, bool whole) const {
-    if (whole) {
-      zero_each<true>(row);
-    } else {
-      zero_each<false>(row);
-    }
-    if (!kEven && edge < kCols && edge >= count) set_element<true>(row + edge, 0.0f);
-  }
-
- private:
-  template <bool kAligned, typename... Others>
-  __device__ __forceinline__ void load_each(Word (&to)[kCount], const X* row,
-                                            Others&... others) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (sees(i)) load_ith<kAligned>(i, to, row, others...);
-      if (!kAligned) keep_order();  // single elements of all words at once are too many registers
-    }
-  }
-  template <bool kAligned, typename... Others>
-  __device__ __forceinline__ void load_ith(int i, Word (&to)[kCount], const X* row,
-                                           Others&... others) const {
-    to[i] = load<kAligned, true, kLength>(row + first + i * kStride);
-    if constexpr (sizeof...(others) > 0) load_ith<kAligned>(i, others...);
-  }
-
-  template <bool kAligned>
-  __device__ __forceinline__ void store_each(X* row, const Word (&from)[kCount]) const {
-    X* own = row + first;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (sees(i)) store<kAligned, true, kLength>(own + i * kStride, from[i]);
-      if (!kAligned) keep_order();
-    }
-  }
-
-  template <bool kAligned>
-  __device__ __forceinline__ void zero_each(X* row) const {
+  __device__ __forceinline__ void store_zeros(X* row, int count) const {
     X* own = row + first;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (column(i) >= seen && column(i) < end) {
-        store<kAligned, true, kLength>(own + i * kStride, filled(0));
+        store<true, true, kLength>(own + i * kStride, filled(0));
       }
     }
+    if (!kEven && edge < kCols && edge >= count) set_element<true>(row + edge, 0.0f);
   }
 };
+
+// Calls use(row, lane) for each of the rows, a warp a row. Warps past the last row do that one
+// again: all of a block make the same number of turns, which the compiler can see.
+template <typename Use>
+__device__ __forceinline__ void for_each_row(long long rows, const Use& use) {
+  constexpr int kWarps = kThreads * kRows / 32;
+  const int thread = static_cast<int>(threadIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (long long first = static_cast<long long>(blockIdx.x) * kWarps; first < rows;
+       first += static_cast<long long>(gridDim.x) * kWarps) {
+    const long long row = first + thread / 32;
+    use(row < rows ? row : rows - 1, thread % 32);
+  }
+}
 
 // Makes the compiler unpack words anew: it would keep the elements unpacked since the words' last
 // use, twice the registers. ptxas sees through an empty asm, not through an unknown 0.

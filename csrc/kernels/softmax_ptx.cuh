@@ -15,6 +15,13 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return value;
 }
 
+// 1 / x within 1 unit in the last place, by one instruction instead of the dozens of a division.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
+
 // The bytes of a register that the digits of `which` number, the lowest first.
 __device__ __forceinline__ unsigned picked_bytes(unsigned from, unsigned which) {
   return __byte_perm(from, 0, which);
@@ -64,6 +71,7 @@ __device__ __forceinline__ void put_at_rank(float* mine, unsigned rank, float fi
 #else
 inline void keep_order() {}
 inline float exp2_flushed(float x) { return exp2f(x); }
+inline float fast_reciprocal(float x) { return 1.0f / x; }
 inline unsigned picked_bytes(unsigned from, unsigned which) {
   unsigned to = 0;
   for (int i = 0; i < 4; ++i) to |= (from >> 8 * (which >> 4 * i & 3) & 0xff) << 8 * i;

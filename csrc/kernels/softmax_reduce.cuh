@@ -3,7 +3,7 @@
 // Two buffers used in turn make one barrier a row enough, as in reduce.cuh. A cluster's blocks
 // write into each other's shared memory, so all must have started: `wait_for_cluster` sees to that.
 #pragma once
-#include "reduce.cuh"
+#include "lanes.cuh"
 #include "softmax_ptx.cuh"
 
 template <int kThreads, int kRows, int kParts>

@@ -96,15 +96,6 @@ __device__ __forceinline__ bool is_seen(const Keys& keys, int column) {
   return column >= 0 && column < keys.count && !(MASK == 1 && keys.hidden[column]);
 }
 
-__device__ __forceinline__ float element(const X& value) {
-  return load<true, false, 1>(&value).at(0);
-}
-template <bool kStream>
-__device__ __forceinline__ void set_element(X* to, float value) {
-  const float one[1] = {value};
-  store<true, kStream, 1>(to, rounded<X>(one));
-}
-
 __device__ __forceinline__ Word filled(unsigned bits) {
   Word to;
 #pragma unroll

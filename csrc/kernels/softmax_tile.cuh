@@ -5,7 +5,7 @@
 // divide a row's length and a word's, up to a word, so that each lies in one place. A row may start
 // at any unit, which costs nothing there.
 #pragma once
-#include "reduce.cuh"
+#include "lanes.cuh"
 #include "softmax_row.cuh"
 
 constexpr int kThreads = THREADS;

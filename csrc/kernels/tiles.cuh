@@ -58,6 +58,7 @@ class TileRing {
       to_[a] = to[a];
     }
     if (threadIdx.x == 0) {
+#pragma unroll 1
       for (int s = 0; s < kStages; ++s) {
         barrier_init(full_ + s * kBarrierBytes, 1);
         barrier_init(empty_ + s * kBarrierBytes, kWarps);
@@ -68,6 +69,7 @@ class TileRing {
   // After the barriers are visible to all threads.
   __device__ void start() {
     if (threadIdx.x != 0) return;
+#pragma unroll 1
     for (int k = 0; k < kStages; ++k) load_tile(k, k);
   }
 
@@ -106,9 +108,11 @@ class TileRing {
 
   // After the last release, all threads: the stages are free for other uses.
   __device__ __forceinline__ void finish() {
-    if (threadIdx.x == 0) {
-      serve(count_ - 1);
-      bulk_wait_read<0>();
+    if constexpr (kStores > 0) {
+      if (threadIdx.x == 0) {
+        serve(count_ - 1);
+        bulk_wait_read<0>();
+      }
     }
     __syncthreads();
   }
@@ -192,13 +196,15 @@ class TileRing {
     if (k >= kStages) barrier_wait(empty_ + in_.stage * kBarrierBytes, in_.parity ^ 1);
     if (threadIdx.x == 0) bulk_wait_read<0>();
     __syncthreads();
-    for (int a = 0; a < kLoads; ++a) {
-      const T* from = from_[a] + offset_of(k);
+    const long long offset = offset_of(k);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < elements(k); i += kThreads) {
-        const int row = i / columns_, column = i % columns_;
-        store_shared(tile + a * kArray + (row * kChunk + column) * static_cast<int>(sizeof(T)),
-                     load<false, false, 1>(from + row * kCols + column));
+    for (int i = threadIdx.x; i < elements(k); i += kThreads) {
+      const int row = i / columns_, column = i % columns_;
+      const Shared at = tile + (row * kChunk + column) * static_cast<int>(sizeof(T));
+#pragma unroll
+      for (int a = 0; a < kLoads; ++a) {
+        store_shared(at + a * kArray,
+                     load<false, false, 1>(from_[a] + offset + row * kCols + column));
       }
     }
     __syncthreads();
@@ -206,12 +212,13 @@ class TileRing {
 
   __device__ void put(int k, Shared tile) {
     __syncthreads();
-    for (int a = 0; a < kStores; ++a) {
-      T* to = to_[a] + offset_of(k);
+    const long long offset = offset_of(k);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < elements(k); i += kThreads) {
-        const auto value = load_shared<1, T>(tile + a * kArray + i * static_cast<int>(sizeof(T)));
-        store<false, false, 1>(to + i, value);
+    for (int i = threadIdx.x; i < elements(k); i += kThreads) {
+      const Shared at = tile + i * static_cast<int>(sizeof(T));
+#pragma unroll
+      for (int a = 0; a < kStores; ++a) {
+        store<false, false, 1>(to_[a] + offset + i, load_shared<1, T>(at + a * kArray));
       }
     }
   }

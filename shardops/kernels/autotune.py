@@ -84,6 +84,9 @@ def _timed(extension: Any, device: int, problem: Mapping[str, Any]) -> Algorithm
     except MemoryError as error:
         _warn("memory", f"{error} Lower XLA_PYTHON_CLIENT_MEM_FRACTION.")
         return None
+    except RuntimeError as error:
+        _warn("timing", f"{error} The heuristic decides instead.")
+        return None
     if not candidates or not math.isfinite(min(c["microseconds"] for c in candidates)):
         return None
     first, best = candidates[0], min(candidates, key=lambda c: c["microseconds"])

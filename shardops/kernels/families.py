@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from shardops.kernels import softmax_plan
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
+from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
 from shardops.kernels.quantize_plan import (
@@ -93,12 +93,12 @@ class Family:
     Args:
       options: names of those it heeds.
       launches: plans a request for so many rows on a GPU.
-      own: the kernel that is looked for here alone, and the only one that is; None: all others.
+      own: the kernels that are looked for here alone, and the only ones that are; none: all others.
     """
 
     options: tuple[str, ...]
     launches: Callable[[Request, int, Target], list[Launch]]
-    own: str | None = None
+    own: tuple[str, ...] = ()
 
 
 def _norm(request: Request, rows: int, target: Target) -> list[Launch]:
@@ -132,22 +132,22 @@ def _norm_problem(request: Request, rows: int) -> NormProblem:
 
 
 def _norm_forward(problem: NormProblem, target: Target) -> list[Launch]:
-    sums = forward_sums(problem, target)
-    return [forward_plan(problem, target), *([] if sums is None else [sums.launch])]
+    plan = forward_plan(problem, target)
+    return [plan.main, *([] if plan.sums is None else [plan.sums.launch])]
 
 
 def _quantized_norm(request: Request, rows: int, target: Target) -> list[Launch]:
     """The forward, for arrays [rows, length]; the gradient is the plain norm's."""
     norm = _norm_problem(request, rows)
     if request.option("scaling") != "current":  # which has to see all values first
-        fused = quantized_forward_plan(QuantizedNorm(norm, _written(request, rows)))
+        fused = quantized_forward_plan(QuantizedNorm(norm, _written(request, rows)), target)
         if fused is not None:
-            return [fused]
-    wide = quantized_forward_plan(QuantizedNorm(norm, None))
+            return fused.launches
+    wide = quantized_forward_plan(QuantizedNorm(norm, None), target)
     if wide is None:
         in_float32 = _norm_forward(replace(norm, x="float32", add=False), target)
     else:
-        in_float32 = [wide]
+        in_float32 = wide.launches
     return [*in_float32, *_quantize(replace(request, dtype="float32"), rows, target)]
 
 
@@ -209,6 +209,7 @@ def _either(value: str, same: str) -> str:
 
 _NORM_OPTIONS = ("gamma_dtype", "add", "zero_centered_gamma")
 _QUANTIZED = ("scaling", "format", "layout")
+_OWN = ("norm_quantized", "norm_quantized_tiles")
 
 # By the name that `use_kernels` knows the op by.
 FAMILIES = {
@@ -217,10 +218,8 @@ FAMILIES = {
     "softmax": Family(("mask", "causal"), _softmax),
     "quantize": Family(_QUANTIZED, _quantize),
     # Those with `quantizer=`.
-    "rms_norm_quantized": Family(
-        (*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own="norm_quantized"
-    ),
+    "rms_norm_quantized": Family((*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own=_OWN),
     "layer_norm_quantized": Family(
-        (*_NORM_OPTIONS, "beta_dtype", *_QUANTIZED), _quantized_norm, own="norm_quantized"
+        (*_NORM_OPTIONS, "beta_dtype", *_QUANTIZED), _quantized_norm, own=_OWN
     ),
 }

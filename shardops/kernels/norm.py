@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels import launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
+from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import current_target
 
@@ -44,21 +44,20 @@ def norm_forward(
         add=add is not None,
         zero_centered=zero_centered_gamma,
     )
-    target = current_target()
-    plan, sums = forward_plan(problem, target), forward_sums(problem, target)
+    plan = forward_plan(problem, current_target())
     row_values = jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
     like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
     statistics = [row_values] * (1 + (kind == "layer"))
     hidden = [like_x] if add is not None else []
     scalars = [np.int64(problem.rows), np.float32(epsilon)]
-    if sums is None:
+    if plan.sums is None:
         operands = [operand for operand in (x, gamma, beta, add) if operand is not None]
-        return launch.call(plan, operands, [like_x, *hidden, *statistics], scalars)
-    workspace = jax.ShapeDtypeStruct(sums.workspace, jnp.float32)
+        return launch.call(plan.main, operands, [like_x, *hidden, *statistics], scalars)
+    workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
     operands = [x] if add is None else [x, add]
-    *h, moments = launch.call(sums.launch, operands, [*hidden, workspace], scalars[:1])
+    *h, moments = launch.call(plan.sums.launch, operands, [*hidden, workspace], scalars[:1])
     operands = [h[0] if h else x, gamma, *([] if beta is None else [beta]), moments]
-    y, *of_rows = launch.call(plan, operands, [like_x, *statistics], scalars)
+    y, *of_rows = launch.call(plan.main, operands, [like_x, *statistics], scalars)
     return y, *h, *of_rows
 
 

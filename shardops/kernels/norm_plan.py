@@ -19,6 +19,14 @@ _PARTIALS_AT_ONCE = 136
 
 
 @dataclass(frozen=True)
+class ForwardPlan:
+    """One launch, and what goes before it, if anything."""
+
+    main: Launch
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True)
 class BackwardPlan:
     """Two launches; `workspace` is the float32 array [sums, blocks, cols] between them.
 
@@ -34,30 +42,22 @@ class BackwardPlan:
 
 def forward_plan(
     problem: NormProblem, target: Target, geometry: Geometry | Staged | Split | None = None
-) -> Launch:
-    """Plans the forward launch; `geometry` overrides the one chosen, for tuning."""
+) -> ForwardPlan:
+    """Plans the forward launches; `geometry` overrides the one chosen, for tuning."""
     geometry = geometry or forward_geometry(problem, target)
     if isinstance(geometry, Split):
-        return norm_split.split_results(problem, target, geometry, "forward")[0]
+        main, _ = norm_split.split_results(problem, target, geometry, "forward")
+        return ForwardPlan(main, norm_split.split_sums(problem, geometry, "forward"))
     if isinstance(geometry, Staged):
-        return staged_forward(problem, target, geometry)
+        return ForwardPlan(staged_forward(problem, target, geometry))
     constants = (*_constants(problem, geometry), ("STREAM", 1))
     grid = min(_blocks(problem, geometry), MAX_GRID)
-    return Launch(
+    main = Launch(
         Kernel("norm_forward.cuh", "norm_forward", constants),
         (grid, 1, 1),
         (geometry.threads_per_row, geometry.rows_per_block, 1),
     )
-
-
-def forward_sums(
-    problem: NormProblem, target: Target, geometry: Geometry | Staged | Split | None = None
-) -> Sums | None:
-    """What goes before the forward launch, if anything."""
-    geometry = geometry or forward_geometry(problem, target)
-    if isinstance(geometry, Split):
-        return norm_split.split_sums(problem, geometry, "forward")
-    return None
+    return ForwardPlan(main)
 
 
 def backward_plan(

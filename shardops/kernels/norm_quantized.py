@@ -9,7 +9,8 @@ from shardops.kernels import launch
 from shardops.kernels.norm import Kind
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
-from shardops.kernels.quantize_plan import QuantizeProblem
+from shardops.kernels.quantize_plan import QuantizeProblem, joined
+from shardops.kernels.target import current_target
 
 
 def norm_quantized(
@@ -47,10 +48,22 @@ def norm_quantized(
         ),
         written,
     )
-    plan = quantized_forward_plan(problem)
+    plan = quantized_forward_plan(problem, current_target())
     if plan is None:
         return None
-    operands = [operand for operand in (x, gamma, beta, add, scale_inv) if operand is not None]
+    vectors = [vector for vector in (gamma, beta) if vector is not None]
+    given = [] if scale_inv is None else [scale_inv]
+    residual = [] if add is None else [add]
     rows = np.int64(problem.norm.rows)
     entries = 1 if written is None else written.entries
-    return launch.call(plan, operands, results, [rows, rows // entries, np.float32(epsilon)])
+    of_rows = [rows, rows // entries, np.float32(epsilon)]
+    if plan.tile is None or written is None:
+        return launch.call(plan.main, [x, *vectors, *residual, *given], results, of_rows)
+    of_tiles = [joined(written).shape(plan.tile), np.float32(epsilon)]
+    if plan.statistics is None:
+        return launch.call(plan.main, [x, *vectors, *residual, *given], results, of_tiles)
+    found = 1 + (add is not None) + (kind == "layer")  # h, mean, rstd
+    others = launch.call(plan.statistics, [x, *residual], results[-found:], of_rows)
+    h, *statistics = others if residual else (x, *others)
+    operands = [h, *vectors, *given, *statistics]
+    return (*launch.call(plan.main, operands, results[:-found], of_tiles), *others)

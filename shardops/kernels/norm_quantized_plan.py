@@ -1,15 +1,24 @@
-"""Launch plans of the norms with quantised rows: pure functions of shapes, types and the GPU.
+"""Launch plans of the norms with quantised results: pure functions of shapes, types and the GPU.
 
-A row is held in registers, and its blocks of scales in a warp. Columns want tiles of many rows, and
-longer rows more registers than there are: those take y in float32, and then what quantises arrays.
+Where rows alone are wanted a row is held in registers, and its blocks of scales in a warp. Columns
+want tiles of many rows (norm_quantized_tiles.py). Of longer rows than registers hold there is no
+plan: those take y in float32, and then what quantises arrays.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
-from shardops.kernels.quantize_plan import QuantizeProblem, written_constants
+from shardops.kernels.norm_quantized_tiles import (
+    Tiles,
+    tiles_after_statistics,
+    tiles_in_clusters,
+    tiles_launch,
+)
+from shardops.kernels.norm_staged import has_staged_kernels
+from shardops.kernels.quantize_plan import QuantizeProblem, Tiling, joined, written_constants
 from shardops.kernels.sizes import round_up
+from shardops.kernels.target import Target
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,24 @@ class RowGeometry:
     threads_per_row: int
     rows_per_block: int
     min_blocks: int
+
+
+@dataclass(frozen=True)
+class QuantizedPlan:
+    """One launch, or two.
+
+    Args:
+      tile: of `main`; None: of rows.
+      statistics: goes before it, and writes h, means and reciprocal deviations in its place.
+    """
+
+    main: Launch
+    tile: Tiling | None = None
+    statistics: Launch | None = None
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [self.main] if self.statistics is None else [self.statistics, self.main]
 
 
 def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
@@ -61,18 +88,55 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
 
 
 def quantized_forward_plan(
-    problem: QuantizedNorm, geometry: RowGeometry | None = None
-) -> Launch | None:
-    """Plans the launch; None where rows do not fit in registers, or more than rows is wanted.
+    problem: QuantizedNorm, target: Target, geometry: RowGeometry | Tiles | None = None
+) -> QuantizedPlan | None:
+    """Plans the launches; None where statistics cannot be found in registers.
 
     Args:
       geometry: overrides the one chosen, for tuning.
     """
-    geometry = geometry or row_geometry(problem)
-    return None if geometry is None else _rows(problem, geometry)
+    norm, written = problem.norm, problem.written
+    geometry = geometry or quantized_geometry(problem, target)
+    if isinstance(geometry, RowGeometry):
+        return QuantizedPlan(_rows(problem, geometry, 2 if written is None else 1))
+    if geometry is None or written is None:
+        return None
+    written = joined(written)
+    if geometry.cluster:
+        return QuantizedPlan(tiles_launch(norm, written, geometry), geometry.tile)
+    alone = QuantizedNorm(norm, None)
+    rows = row_geometry(alone)
+    if rows is None:
+        return None
+    main = tiles_launch(replace(norm, add=False), written, geometry)
+    return QuantizedPlan(main, geometry.tile, _rows(alone, rows, 0))
 
 
-def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
+def quantized_geometry(problem: QuantizedNorm, target: Target) -> RowGeometry | Tiles | None:
+    """Rows in registers where that is as fast or rows are short, else tiles."""
+    norm, written = problem.norm, problem.written
+    rows = row_geometry(problem)
+    if written is None:
+        return rows
+    tiles = tiles_in_clusters(norm, written, target)
+    if rows is not None:
+        return tiles if tiles is not None and _tiles_are_faster(norm, written, target) else rows
+    return tiles or tiles_after_statistics(norm, written, target)
+
+
+def _tiles_are_faster(norm: NormProblem, written: QuantizeProblem, target: Target) -> bool:
+    """Of rows alone: as measured, docs/measured.md."""
+    measured = norm.x != "float32" and not norm.add and 1024 <= norm.cols <= 16384
+    return (
+        measured
+        and norm.cols % 8 == 0
+        and has_staged_kernels(target)
+        and written.scales != "square"
+    )
+
+
+def _rows(problem: QuantizedNorm, geometry: RowGeometry, writes: int) -> Launch:
+    """`writes`: 0: statistics, and h; 1: what is quantised as well; 2: y in float32."""
     norm, written = problem.norm, problem.written
     own = (("FORMAT", 0), ("SCALES", 0), ("AMAX", 0))
     if written is not None:
@@ -80,7 +144,7 @@ def _rows(problem: QuantizedNorm, geometry: RowGeometry) -> Launch:
     constants = (
         *constants_of(norm, norm.vector),
         *own,
-        ("WIDE", int(written is None)),
+        ("WRITES", writes),
         ("THREADS_PER_ROW", geometry.threads_per_row),
         ("ROWS_PER_BLOCK", geometry.rows_per_block),
         ("MIN_BLOCKS", geometry.min_blocks),

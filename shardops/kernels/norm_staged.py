@@ -112,7 +112,7 @@ class Staged:
 
 def has_staged_kernels(target: Target) -> bool:
     """Whether the GPU has bulk copies, clusters of 16 and more than 200 KB of shared memory."""
-    return target.arch in ("sm_90", "sm_100", "sm_103")
+    return target.cluster_blocks >= 16 and target.shared_bytes > 200 << 10
 
 
 def forward_choice(problem: NormProblem, target: Target) -> Staged | None:

@@ -21,7 +21,7 @@ from shardops.kernels.target import target_for
 _ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
 _SM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
 _USUAL_ROWS, _USUAL_SM_COUNT = 8192, 132
-_OWN = {family.own for family in FAMILIES.values() if family.own}  # looked for there alone
+_OWN = {name for family in FAMILIES.values() for name in family.own}  # looked for there alone
 # Requests that are planned for all rows, of those whose usual plan is nearest to what is missing.
 _NEAREST = 8
 
@@ -162,7 +162,7 @@ def _lengths(kernel: Kernel) -> list[int]:
 def _requests(length: int, kernel: str) -> list[Request]:
     found = []
     for op, family in FAMILIES.items():
-        if family.own != (kernel if kernel in _OWN else None):
+        if (kernel in family.own) != (kernel in _OWN or bool(family.own)):
             continue
         choices = [[(name, value) for value in OPTIONS[name].values] for name in family.options]
         for chosen in itertools.product(*choices):

@@ -13,6 +13,7 @@ from shardops.kernels.quantize_plan import (
     arranged,
     magnitudes_plan,
     quantize_plan,
+    tiling,
     written_layouts,
 )
 from shardops.kernels.target import current_target
@@ -35,7 +36,7 @@ def quantize(
     operands = [operand for operand in (x, scale_inv) if operand is not None]
     plan = quantize_plan(problem, current_target())
     layouts = written_layouts(problem, [len(r.shape) for r in results])
-    return launch.call(plan, operands, results, [problem.shape], layouts)
+    return launch.call(plan, operands, results, [problem.shape(tiling(problem))], layouts)
 
 
 def magnitudes(x: jax.Array, added: int) -> jax.Array:

@@ -14,7 +14,6 @@ from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.target import Target
 
 TILE = 128  # rows and columns of a tile
-TILE_THREADS = 256
 FORMAT_CODES = {"float8_e4m3fn": 0, "float8_e5m2": 1}
 SCALE_CODES = {"tensor": 0, "row128": 1, "square": 2, "row32": 3}
 
@@ -69,18 +68,56 @@ class QuantizeProblem:
         """Elements along a block; 1 where there are none."""
         return {"tensor": 1, "row32": 32}.get(self.scales, 128)
 
-    @property
-    def shape(self) -> np.void:
+    def shape(self, tile: "Tiling") -> np.void:
         """The scalar that kernels have for it."""
-        tiles = -(-self.rows // TILE), -(-self.cols // TILE)
+        tiles = -(-self.rows // tile.rows), -(-self.cols // tile.cols)
         shape = np.zeros(1, SHAPE)
         shape[0] = (self.rows, self.cols, self.groups, *tiles)
         return shape[0]
 
-    @property
-    def slabs(self) -> int:
+    def slabs(self, tile: "Tiling") -> int:
         """Rows of tiles."""
-        return self.entries * self.groups * -(-self.rows // TILE)
+        return self.entries * self.groups * -(-self.rows // tile.rows)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A block's tile.
+
+    Args:
+      down, across: parts of 32 x 64 numbers, or of 16 x 128 where nothing is turned.
+      turns: parts that each warp takes.
+    """
+
+    down: int
+    across: int
+    turned: bool
+    turns: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.down * (32 if self.turned else 16)
+
+    @property
+    def cols(self) -> int:
+        return self.across * (64 if self.turned else 128)
+
+    @property
+    def warps(self) -> int:
+        return self.down * self.across // self.turns
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        return (("PARTS_DOWN", self.down), ("PARTS_ACROSS", self.across), ("WARPS", self.warps))
+
+
+def tiling(problem: QuantizeProblem) -> Tiling:
+    """Of the quantising kernel: TILE x TILE."""
+    return Tiling(4, 2, True) if problem.as_columns else Tiling(8, 1, False)
 
 
 def joined(problem: QuantizeProblem) -> QuantizeProblem:
@@ -107,6 +144,7 @@ def arranged(problem: QuantizeProblem) -> QuantizeProblem:
 
 def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
     """Plans the launch for an arranged problem: a tile a block."""
+    tile = tiling(problem)
     return Launch(
         Kernel(
             "quantize_tiles.cuh",
@@ -114,13 +152,14 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
             (
                 ("X_TYPE", TYPE_CODES[problem.x]),
                 *written_constants(problem),
+                *tile.constants,
                 ("EVEN", int(problem.cols % 8 == 0)),
                 ("REVERSED", int(problem.again)),
                 ("MIN_BLOCKS", _resident(problem, target)),
             ),
         ),
-        (problem.slabs * -(-problem.cols // TILE), 1, 1),
-        (TILE_THREADS, 1, 1),
+        (problem.slabs(tile) * -(-problem.cols // tile.cols), 1, 1),
+        (tile.threads, 1, 1),
         zeroed=(written_arrays(problem),) * problem.amax,
     )
 
@@ -132,7 +171,9 @@ def _resident(problem: QuantizeProblem, target: Target) -> int:
         return 2
     if target.arch not in ("sm_89", "sm_90"):  # conversions by hand, or a ptxas that takes more
         return 2 if blocks else 3
-    return 4 if problem.x == "bfloat16" and not (blocks and problem.as_rows) else 3
+    both = problem.as_rows and problem.as_columns
+    more = (blocks and problem.as_rows) or (problem.scales == "square" and both)
+    return 4 if problem.x == "bfloat16" and not more else 3
 
 
 def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:

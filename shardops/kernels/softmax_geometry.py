@@ -217,17 +217,12 @@ def _spread(problem: SoftmaxProblem, target: Target, least: int) -> int:
 
 def has_clusters(target: Target) -> bool:
     """Whether blocks can share a row, and copies run beside threads."""
-    return len(_clusters(target)) > 1
+    return target.cluster_blocks > 1
 
 
 def _clusters(target: Target) -> tuple[int, ...]:
     """Sizes of clusters that the GPU launches, from 1 on."""
-    number = target.arch.removeprefix("sm_")
-    capability = int(number) if number.isdigit() else 0
-    if capability < 90:
-        return (1,)
-    # 16 is more than the portable 8: the data-centre GPUs have it.
-    return (1, 2, 4, 8, 16) if capability < 120 else (1, 2, 4, 8)
+    return tuple(1 << i for i in range(target.cluster_blocks.bit_length()))
 
 
 def _resident(problem: SoftmaxProblem, *takes_registers: bool) -> int:

@@ -25,6 +25,18 @@ class Target:
     shared_bytes: int
     threads_per_sm: int = 2048
 
+    @property
+    def cluster_blocks(self) -> int:
+        """The most blocks of a cluster; 1 where there are no clusters.
+
+        The portable most is 8; data-centre GPUs, below compute capability 12.0, have 16.
+        """
+        number = self.arch.removeprefix("sm_")
+        capability = int(number) if number.isdigit() else 0
+        if capability < 90:
+            return 1
+        return 16 if capability < 120 else 8
+
 
 # (shared_bytes, threads_per_sm) by compute capability: CUDA C++ Programming Guide, table
 # "Technical Specifications per Compute Capability".

@@ -90,7 +90,8 @@ def gemm(
     """
     dims = (contracting_dims, batch_dims)
     statics = (*dims, activation, out_dtype, out_sharding, precise_accumulation)
-    kinds = None if contracting_dims is _LAST_FIRST and batch_dims is _NONE else _kinds(dims)
+    usual = contracting_dims is _LAST_FIRST and batch_dims is _NONE
+    kinds = (None if usual else _kinds(dims), type(out_sharding), type(precise_accumulation))
     return _eager(kinds, statics, lhs, rhs, bias, add)
 
 

@@ -1,6 +1,6 @@
 """A device-local op as a JAX primitive: the jnp reference on any platform, a kernel on CUDA."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -32,13 +32,12 @@ def local_primitive(
         return lambda *arrays, kernel, **statics: function(*arrays, **statics)
 
     def abstract(*avals: Any, kernel: bool, **statics: Any) -> list[Any]:
-        plain = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-        results = jax.eval_shape(partial(reference, **statics), *plain)
+        results = _results(reference, avals, statics)
         # Derived from an operand's type, a result keeps the manual axes that it varies over.
         return [_typed_like(avals[0], r) for r in results]
 
     def cuda(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
-        results = jax.eval_shape(partial(reference, **statics), *arrays)
+        results = _results(reference, arrays, statics)
         if not kernel or any(a.size == 0 for a in (*arrays, *results)):
             return reference(*arrays, **statics)
         return run_kernel(*arrays, **statics)
@@ -70,6 +69,26 @@ def _typed_like(aval: Any, result: Any) -> Any:
         weak_type=False,
         sharding=aval.sharding.update(spec=spec),
     )
+
+
+def _results(
+    reference: Callable[..., Results], operands: Sequence[Any], statics: dict[str, Any]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and dtypes of the results. A call of the op asks several times while it is traced."""
+    shapes = tuple((a.shape, a.dtype) for a in operands)
+    fixed = all(isinstance(size, int) for shape, _ in shapes for size in shape)
+    find = _results_of_shapes if fixed else _results_of_shapes.__wrapped__  # exports: unknown sizes
+    return find(reference, shapes, tuple(statics.items()))
+
+
+@lru_cache(maxsize=1024)
+def _results_of_shapes(
+    reference: Callable[..., Results],
+    shapes: tuple[tuple[tuple[int, ...], Any], ...],
+    statics: tuple[tuple[str, Any], ...],
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    operands = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    return tuple(jax.eval_shape(partial(reference, **dict(statics)), *operands))
 
 
 @lru_cache(maxsize=1024)

@@ -145,7 +145,7 @@ def _quantized_kernel(
     form: Form | None,
     statics: dict[str, Any],
 ) -> tuple[jax.Array, ...]:
-    """y quantised, in one launch where rows alone are wanted; without a form, y in float32."""
+    """y quantised, in one launch or two that write no y; without a form, y in float32."""
     from shardops.kernels import norm, norm_quantized
 
     arrays = [a for a in (x, gamma, shift, residual) if a is not None]

@@ -66,6 +66,7 @@ def test_report_says_what_a_product_copies(shapes, contracting, said):
         x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=whole) for s in shapes)
         program = jax.jit(lambda x, w: so.gemm(x, w, contracting_dims=contracting))
         report = so.explain(program, compare=False)(x, w)
-    [product] = report.entries
-    assert product.computed == said
+    # Newer versions of JAX leave no entry of a product of nothing.
+    nothing = any(0 in shape for shape in shapes)
+    assert [e.computed for e in report.entries] in ([[said], []] if nothing else [[said]])
     assert said is None or said in str(report)

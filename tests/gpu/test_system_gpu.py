@@ -151,7 +151,7 @@ def test_fp8_mlp_for_eight_gpus_gathers_8_bits():
     facts = json.loads(run(MOCKED_FP8, XLA_FLAGS=flags).splitlines()[-1])
     forward = [g for g in facts["gathers"] if g[1][0] == 4096 and g[0] in ("f8e4m3fn", "u8", "s8")]
     assert forward, facts
-    assert facts["gemms"] >= 6
+    assert facts["gemms"] == 5  # x has no gradient
     wide = [g for g in facts["gathers"] if g[0] in ("bf16", "f16") and np.prod(g[1]) == 4096 * 2048]
     assert len(wide) <= 1, "dz of the second product, which is not quantised"
     assert "reduce-scatter" in facts["kinds"]

@@ -93,9 +93,12 @@ void store_words(Shared to, const unsigned* from) {
   std::memcpy(host::mine(to), from, kWords ? 4 * kWords : 2);
 }
 inline unsigned cluster_rank() { return host::me().rank; }
+inline void cluster_arrive() { host::me().cluster_barriers++; }
+inline void cluster_publish() { cluster_arrive(); }
+inline void cluster_wait() { host::stop_at(host::kAtCluster); }
 inline void cluster_sync() {
-  host::me().cluster_barriers++;
-  host::stop_at(host::kAtCluster);
+  cluster_arrive();
+  cluster_wait();
 }
 inline void send_to_rank(Shared mine, Shared barrier, unsigned rank, float first, float second) {
   const float both[2] = {first, second};
@@ -103,5 +106,9 @@ inline void send_to_rank(Shared mine, Shared barrier, unsigned rank, float first
   auto& told = *reinterpret_cast<host::Barrier*>(host::of_rank(barrier, rank));
   told.bytes -= sizeof(both);
   host::settle(told);
+}
+inline void store_to_rank(Shared mine, unsigned rank, float first, float second) {
+  const float both[2] = {first, second};
+  std::memcpy(host::of_rank(mine, rank), both, sizeof(both));
 }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }

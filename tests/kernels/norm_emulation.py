@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
+from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.target import target_for
 from tests import references
 from tests.closeness import epsilon
@@ -27,17 +27,17 @@ def forward(
     results |= {"rstd": blank(rows, "float32")}
     operands = [arrays.x, arrays.gamma, arrays.beta, arrays.add]
     wanted, scalars = list(results.values()), [np.int64(rows[0]), epsilon]
-    sums = forward_sums(problem, TARGET, geometry)
-    if sums is not None:
-        moments = blank(sums.workspace, "float32")
+    plan = forward_plan(problem, TARGET, geometry)
+    if plan.sums is not None:
+        moments = blank(plan.sums.workspace, "float32")
         first, hidden = (
             ([arrays.x, arrays.add], [results["h"]]) if problem.add else ([arrays.x], [])
         )
-        emulator.run(sums.launch, built, first, [*hidden, moments], scalars[:1])
+        emulator.run(plan.sums.launch, built, first, [*hidden, moments], scalars[:1])
         operands = [results.get("h", arrays.x), arrays.gamma, arrays.beta, moments]
         wanted = [value for name, value in results.items() if name != "h"]
     emulator.run(
-        forward_plan(problem, TARGET, geometry),
+        plan.main,
         built,
         [operand for operand in operands if operand is not None],
         wanted,

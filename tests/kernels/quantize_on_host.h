@@ -9,6 +9,11 @@ inline float flushed_product(float a, float b) { return flushed(flushed(a) * flu
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
 inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
+inline float larger_magnitude(float magnitude, float value) {
+  const float other = std::fabs(value);
+  if (magnitude != magnitude || other != other) return __uint_as_float(0x7fffffffu);
+  return magnitude > other ? magnitude : other;
+}
 inline float reciprocal(float value) { return 1.0f / value; }
 template <typename T>
 void advance(T*& place, long long by) {
@@ -21,3 +26,5 @@ inline void raise_shared(int* largest, int value) {
   if (value > *largest) *largest = value;
 }
 inline unsigned seen_so_far(const unsigned* largest) { return *largest; }
+inline void fetch_word(uint4* to, const void* from) { std::memcpy(to, from, sizeof(*to)); }
+inline void wait_for_words() {}

@@ -54,7 +54,7 @@ def test_sources_include_nothing_of_the_toolkit():
         launch.kernel
         for problem in problems()
         for launch in (
-            forward_plan(problem, target_for("sm_90", 132)),
+            forward_plan(problem, target_for("sm_90", 132)).main,
             backward_plan(problem, target_for("sm_90", 132)).main,
         )
     ]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardops.kernels import norm_plan
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan, forward_sums
+from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import Target, target_for
 
@@ -136,7 +136,8 @@ def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
 @settings(max_examples=400)
 @given(problem=problems, target=st.sampled_from(TARGETS))
 def test_forward_plan_keeps_limits(problem, target):
-    launch = forward_plan(problem, target)
+    plan = forward_plan(problem, target)
+    launch = plan.main
     check_rows(launch, problem, target)
     constants = dict(launch.kernel.constants)
     if "TILE_ROWS" in constants:
@@ -148,7 +149,7 @@ def test_forward_plan_keeps_limits(problem, target):
         else:
             assert owners == min(tiles, resident)
     elif launch.kernel.name == "norm_forward_split":
-        sums = forward_sums(problem, target)
+        sums = plan.sums
         check_rows(sums.launch, problem, target)
         assert sums.workspace == (problem.rows, -(-sums.launch.grid[0] // problem.rows), 3) or (
             sums.launch.grid[0] == 2**31 - 1
@@ -200,7 +201,7 @@ def test_every_row_length_up_to_3000_has_a_plan(dtype):
     target = TARGETS[2]
     for cols in range(1, 3001):
         problem = NormProblem(1000, cols, "layer", dtype, "float32", "float32", add=True)
-        check_rows(forward_plan(problem, target), problem, target)
+        check_rows(forward_plan(problem, target).main, problem, target)
         check_rows(backward_plan(problem, target).main, problem, target)
 
 
@@ -208,9 +209,8 @@ def test_plan_does_not_depend_on_rows_beyond_the_grid():
     """One compiled kernel serves every batch size."""
     small, large = (NormProblem(rows, 4096, "rms", "bfloat16", "float32") for rows in (64, 2**20))
     target = TARGETS[2]
-    assert forward_plan(small, target).kernel == forward_plan(large, target).kernel
-    for part in ("main", "finish"):
-        of_small, of_large = (getattr(backward_plan(p, target), part) for p in (small, large))
+    for plan, part in ((forward_plan, "main"), (backward_plan, "main"), (backward_plan, "finish")):
+        of_small, of_large = (getattr(plan(p, target), part) for p in (small, large))
         assert of_small.kernel == of_large.kernel
 
 
@@ -225,7 +225,7 @@ def test_vector_is_widest_that_divides(cols):
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_long_rows_of_odd_length_move_as_words(cols, kind):
     problem = NormProblem(4096, cols, kind, "bfloat16", "bfloat16", None)
-    for launch in (forward_plan(problem, TARGETS[2]), backward_plan(problem, TARGETS[2]).main):
+    for launch in (forward_plan(problem, TARGETS[2]).main, backward_plan(problem, TARGETS[2]).main):
         assert dict(launch.kernel.constants)["VECTOR"] == 8
         check_staged(launch, problem, TARGETS[2])
 
@@ -233,10 +233,9 @@ def test_long_rows_of_odd_length_move_as_words(cols, kind):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_few_rows_too_long_for_a_cluster_fill_the_gpu(target):
     problem = NormProblem(8, 2**20, "layer", "bfloat16", "bfloat16", "bfloat16")
-    plan = backward_plan(problem, target)
-    sums = forward_sums(problem, target)
-    for launch in (forward_plan(problem, target), sums.launch, plan.main, plan.sums.launch):
-        assert launch.grid[0] >= target.sm_count
+    for plan in (forward_plan(problem, target), backward_plan(problem, target)):
+        for launch in (plan.main, plan.sums.launch):
+            assert launch.grid[0] >= target.sm_count
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

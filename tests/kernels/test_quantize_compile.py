@@ -10,7 +10,10 @@ from shardops.kernels.families import FAMILIES, OPTIONS, Request
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
 from shardops.kernels.quantize_plan import QuantizeProblem
+from shardops.kernels.target import target_for
 from tests.kernels.norm_problems import NAMES
+from tests.kernels.quantize_problems import LAYOUTS as LAYOUT_NAMES
+from tests.kernels.quantize_problems import MODES
 
 try:
     compile.nvrtc_version()
@@ -19,6 +22,7 @@ except errors.KernelUnavailableError as error:
 
 ARCHES = ("sm_90", "sm_80", "sm_100")
 LENGTHS = (1024, 2048, 2880, 4096, 8192, 12288, 16384)
+LAYOUTS = ("rows", "columns", "both")
 CHOICES = list(itertools.product(*(OPTIONS[name].values for name in FAMILIES["quantize"].options)))
 
 
@@ -40,21 +44,24 @@ def test_quantising_kernels_do_not_spill(arch):
     assert not found
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_norms_that_quantise_rows_do_not_spill(kind):
+def test_norms_that_quantise_do_not_spill(kind, layout):
     """At the lengths of the goal: of bfloat16, GPUs, scales and residuals in turns."""
-    scales = ("tensor", "row128", "row32")
+    scales = tuple(MODES)
     found = []
-    for turn, length in enumerate(LENGTHS):
+    for turn, length in enumerate(LENGTHS, len(layout)):
         add, arch = turn % 2 == 1, ARCHES[turn % 4 % 3]
         beta = "bfloat16" if kind == "layer" else None
         norm = NormProblem(8192, length, kind, "bfloat16", "bfloat16", beta, add)
-        covers = scales[turn % 3]
+        covers = scales[turn % 4]
+        ways = next(of for of, name in LAYOUT_NAMES.items() if name == layout)
         written = QuantizeProblem(
-            1, 1, 8192, length, "bfloat16", "float8_e4m3fn", covers, amax=covers == "tensor"
+            1, 1, 8192, length, "bfloat16", "float8_e4m3fn", covers, *ways, covers == "tensor"
         )
-        launch = quantized_forward_plan(QuantizedNorm(norm, written))
-        assert launch is not None
-        if stack := spilled(launch.kernel, arch):
-            found.append((norm, covers, arch, stack))
+        plan = quantized_forward_plan(QuantizedNorm(norm, written), target_for(arch, 132))
+        assert plan is not None
+        for launch in plan.launches:
+            if stack := spilled(launch.kernel, arch):
+                found.append((norm, covers, arch, launch.kernel.name, stack))
     assert not found

@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_problem import NormProblem
-from shardops.kernels.norm_quantized_plan import (
-    QuantizedNorm,
-    quantized_forward_plan,
-)
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     arranged,
     magnitudes_plan,
     quantize_plan,
+    tiling,
     written_layouts,
 )
 from shardops.kernels.target import target_for
@@ -73,7 +69,7 @@ def test_bits_are_those_of_the_reference(scales, layout, shape, x, format, built
     want = wanted(problem, values, scale_inv)
     laid = arranged(problem)
     operands = [values, scale_inv] if scales == "tensor" else [values]
-    got = run(quantize_plan(laid, TARGET), built, operands, want, [laid.shape])
+    got = run(quantize_plan(laid, TARGET), built, operands, want, [laid.shape(tiling(laid))])
     for one, other in zip(in_order(laid, got), want, strict=True):
         assert same(np.ascontiguousarray(one), other)
 
@@ -87,7 +83,7 @@ def test_scales_of_128_lie_as_cublaslt_reads_them(layout, shape, built, rng):
     assert (laid.rows, laid.cols) != (200 * 3, 128)
     values = draw(rng, problem)
     want = wanted(problem, values, np.float32([1]))
-    got = run(quantize_plan(laid, TARGET), built, [values], want, [laid.shape])
+    got = run(quantize_plan(laid, TARGET), built, [values], want, [laid.shape(tiling(laid))])
     for one, other in zip(in_order(laid, got), want, strict=True):
         assert same(np.ascontiguousarray(one), other)
     few = replace(problem, rows=shape[2] // 4)
@@ -102,7 +98,9 @@ def test_rows_of_one_scale_are_one_stream(built, rng):
     assert (laid.groups, laid.rows, laid.cols) == (1, 9, 128)
     values, scale_inv = draw(rng, problem), np.float32([0.25, 3.0])
     want = wanted(problem, values, scale_inv)
-    got = run(quantize_plan(laid, TARGET), built, [values, scale_inv], want, [laid.shape])
+    got = run(
+        quantize_plan(laid, TARGET), built, [values, scale_inv], want, [laid.shape(tiling(laid))]
+    )
     assert same(got[0], want[0])
 
 
@@ -124,87 +122,6 @@ def test_magnitudes(x, count, odd, built, rng):
     np.testing.assert_array_equal(got, np.stack([wide.max(1), finite], 1))
 
 
-def norm_of(h, gamma, beta, mean, rstd, zero_centered) -> np.ndarray:
-    """The kernel's float32 values, in its order: each operation rounded."""
-    scale = gamma.astype(np.float32) + np.float32(zero_centered)
-    with np.errstate(invalid="ignore"):  # a row with an infinity
-        y = (h.astype(np.float32) - mean[:, None]) * rstd[:, None] * scale
-        return y if beta is None else y + beta.astype(np.float32)
-
-
-# kind, x, gamma, beta, add, zero-centred; entries, groups, rows, cols; layout
-NORMS = {
-    "rows": (("rms", "bfloat16", "float32", None, False, True), (1, 1, 5, 264), (True, False)),
-    "rows, several warps, add": (
-        ("layer", "float16", "float16", "float32", True, False), (2, 1, 3, 1160), (True, False)),
-    "short rows": (("layer", "float32", "bfloat16", "float32", False, False), (3, 1, 7, 24),
-                   (True, False)),
-    "odd rows": (("rms", "bfloat16", "bfloat16", None, True, False), (1, 1, 4, 333),
-                 (True, False)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("scales", ["tensor", "row128", "row32"])
-@pytest.mark.parametrize("case", NORMS)
-def test_norms_quantise_their_float32_values(case, scales, built, rng):
-    (kind, x, gamma, beta, add, zero), shape, layout = NORMS[case]
-    rows, cols = shape[0] * shape[1] * shape[2], shape[3]
-    norm = NormProblem(rows, cols, kind, x, gamma, beta, add, zero)
-    format = FORMATS[len(case) % 2]
-    written = QuantizeProblem(*shape, x, format, scales, *layout, amax=scales == "tensor")
-    launch = quantized_forward_plan(QuantizedNorm(norm, written))
-    if launch is None:  # a block of 128 single elements does not lie in a warp
-        assert (case, scales) == ("odd rows", "row128")
-        return
-
-    def random(of, dtype):
-        return rng.standard_normal(of).astype(DTYPES[dtype])
-
-    values = random((rows, cols), x)
-    values[1], values[2, 3] = 0, np.inf
-    vectors = [random(cols, gamma), None if beta is None else random(cols, beta)]
-    residual = random((rows, cols), x) if add else None
-    h = values
-    if add:
-        h = (values.astype(np.float32) + residual.astype(np.float32)).astype(DTYPES[x])
-    scale_inv = np.float32([0.02, 0.5, 1.0])[: shape[0]]
-    like = wanted(written, np.zeros(shape, DTYPES[x]), scale_inv)
-    n = len(like)
-    like += [h] if add else []
-    like += [np.zeros(rows, np.float32)] * (1 + (kind == "layer"))
-    given = [scale_inv] if scales == "tensor" else []
-    operands = [a for a in (values, *vectors, residual, *given) if a is not None]
-    scalars = [np.int64(rows), np.int64(rows // shape[0]), np.float32(1e-5)]
-    got = run(launch, built, operands, like, scalars)
-    rest = iter(got[n:])
-    if add:
-        assert next(rest).tobytes() == h.tobytes()
-    mean = next(rest) if kind == "layer" else np.zeros(rows, np.float32)
-    rstd = next(rest)
-    wide = h.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        centre = wide.mean(1) if kind == "layer" else 0 * wide[:, 0]
-        exact = 1 / np.sqrt(((wide - centre[:, None]) ** 2).mean(1) + 1e-5)
-    np.testing.assert_allclose(rstd, exact, rtol=3e-6)
-    y = norm_of(h, *vectors, mean, rstd, zero)
-    want = wanted(written, y.reshape(shape), scale_inv)
-    for one, other in zip(got[:n], want, strict=True):
-        assert same(np.ascontiguousarray(one), other)
-
-
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_wide_norm_is_float32(kind, built, rng):
-    norm = NormProblem(5, 264, kind, "bfloat16", "float32", None)
-    x = rng.standard_normal((5, 264)).astype(DTYPES["bfloat16"])
-    gamma = rng.standard_normal(264).astype(np.float32)
-    launch = quantized_forward_plan(QuantizedNorm(norm, None))
-    like = [np.zeros((5, 264), np.float32)] + [np.zeros(5, np.float32)] * (1 + (kind == "layer"))
-    scalars = [np.int64(5), np.int64(5), np.float32(1e-5)]
-    y, *statistics = run(launch, built, [x, gamma], like, scalars)
-    mean = statistics[0] if kind == "layer" else np.zeros(5, np.float32)
-    np.testing.assert_array_equal(y, norm_of(x, gamma, None, mean, statistics[-1], False))
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_conversion_rounds_as_ml_dtypes(format, built):
     """Each representable number, the midpoints between two, and their neighbours in float32."""
@@ -222,6 +139,8 @@ def test_conversion_rounds_as_ml_dtypes(format, built):
     problem = arranged(QuantizeProblem(*x.shape, "float32", format, "tensor"))
     want = [np.clip(x, -top, top).astype(dtype)]
     operands = [x, np.ones(1, np.float32)]
-    got = run(quantize_plan(problem, TARGET), built, operands, want, [problem.shape])
+    got = run(
+        quantize_plan(problem, TARGET), built, operands, want, [problem.shape(tiling(problem))]
+    )
     # float32's own subnormals, the neighbours of 0, are 0.
     assert same(got[0], want[0])

@@ -107,7 +107,7 @@ def products_of(policy, recipe=None):
 
 @pytest.mark.parametrize("recipe", [None, "current"])
 def test_saved_gemms_are_not_multiplied_again(recipe):
-    """Case 30: two layers, value and gradient, are 12 products; without a policy there are more."""
+    """Case 30: two layers, value and gradient, are 12 products; without a policy more."""
     assert products_of(policies.save_gemms, recipe) == 12
     assert products_of(None, recipe) > 12
 

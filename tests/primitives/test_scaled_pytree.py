@@ -1,5 +1,8 @@
 """ScaledArray under transformations and on meshes, and what the quantiser refuses."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +10,14 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import shardops as so
 from shardops import hlo
 from shardops.primitives.scaled import ScaledArray, ScalingMode, quantize_reference
 from shardops.rules.scales import scale_shape, scale_spec
 from shardops.rules.spec import to_partition_spec, to_spec
 from tests import cases, meshes
 from tests.primitives.refusals import refuses
+from tests.quantize.quantisers import LAYOUTS, RECIPES, bits
 
 MODES = {
     ScalingMode.NONE: None,
@@ -88,6 +93,42 @@ def test_scaled_through_scan_and_vmap(rng, mode):
     equal(jax.jit(jax.vmap(lambda a: quantize(a, mode)))(x).data, stacked.data)
     carried, _ = jax.lax.scan(lambda carry, _: (carry, None), each[0], length=2)
     equal(carried, each[0])
+
+
+# --- as objects, of what so.quantize makes --------------------------------------------------------
+
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def made(rng, name, layout="both"):
+    x = cases.random(rng, (4, 160))
+    return jax.jit(so.quantize)(x, RECIPES[name].quantizer("input", layout))
+
+
+@every_recipe
+def test_scaled_pickled_copied_and_donated(rng, name):
+    scaled = made(rng, name)
+    for again in (pickle.loads(pickle.dumps(scaled)), copy.copy(scaled), copy.deepcopy(scaled)):
+        assert jax.tree.structure(again) == jax.tree.structure(scaled)
+        assert bits(again) == bits(scaled)
+    want = bits(scaled)
+    assert bits(jax.jit(lambda s: s, donate_argnums=0)(scaled)) == want
+
+
+@every_recipe
+def test_scaled_of_types_alone(rng, name):
+    """What `eval_shape` gives has shapes, parts and a product's type."""
+    for layout in LAYOUTS:
+        quantizer = RECIPES[name].quantizer("input", layout)
+        types = jax.eval_shape(lambda x, q=quantizer: so.quantize(x, q), _of((3, 4, 160)))
+        arrays = jax.jit(so.quantize)(jnp.ones((3, 4, 160)), quantizer)
+        for part in (lambda s: s, lambda s: s.transposed, lambda s: s.upright()):
+            leaves = [jax.tree.leaves(part(s)) for s in (types, arrays)]
+            assert [(a.shape, a.dtype) for a in leaves[0]] == [
+                (a.shape, a.dtype) for a in leaves[1]
+            ]
+        out = jax.eval_shape(lambda s: so.gemm(s, jnp.ones((160, 8))), types.detach())
+        assert out.shape == (3, 4, 8)
 
 
 # --- on meshes ----------------------------------------------------------------------------------

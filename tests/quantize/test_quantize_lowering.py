@@ -54,7 +54,7 @@ def test_kernels_write_what_the_program_returns():
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
 def test_quantised_norm_is_one_launch_of_x_as_it_is(op, recipe, layout):
-    """Rows in one; columns, and current scaling, whose scale comes after y, by y in float32."""
+    """But for current scaling, whose scale comes after y: that takes y in float32."""
     quantizer = RECIPES[recipe].quantizer("input", layout)
 
     def f(x, gamma):
@@ -68,13 +68,26 @@ def test_quantised_norm_is_one_launch_of_x_as_it_is(op, recipe, layout):
     if recipe == "current":
         searched = [("quantize_magnitudes", 1), ("quantize_tiles", 2)]
         assert found == [("norm_quantized", operands), *searched]
-    elif layout == "rows":
-        assert found == [("norm_quantized", operands + (recipe == "delayed"))]
+    else:
+        name = "norm_quantized" + "_tiles" * (layout != "rows")
+        assert found == [(name, operands + (recipe == "delayed"))]
         assert "384x256xf32" not in text
         assert "6x64x256xf32" not in text.split("@shardops_launch")[1]
-    else:
-        tiles = ("quantize_tiles", 1 + (recipe == "delayed"))
-        assert found == [("norm_quantized", operands), tiles]
+
+
+def test_columns_of_blocks_that_no_cluster_holds_take_statistics_first():
+    """128 rows of so many columns: x is read twice, and h is what the first launch wrote."""
+    quantizer = RECIPES["block"].quantizer("input", "both")
+
+    def f(x, gamma):
+        y, h = so.layer_norm(x, gamma, gamma, add=x, return_input=True, quantizer=quantizer)
+        return y.detach(), h
+
+    text = lowered(f, ((256, 8192), jnp.bfloat16), ((8192,), jnp.bfloat16))
+    first, second = launches(text)
+    assert first[:2] == ("norm_quantized", 2)
+    assert second[:2] == ("norm_quantized_tiles", 5)  # h, gamma, beta, mean, rstd
+    assert "8192xf32" not in text
 
 
 def test_rows_too_long_for_registers_take_the_norms_own_kernel():

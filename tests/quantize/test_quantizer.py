@@ -235,6 +235,20 @@ def test_quantize_refuses_dtypes_and_shapes():
     )
 
 
+def test_quantizers_are_equal_by_statics_and_state():
+    for recipe in RECIPES.values():
+        assert recipe.quantizer() == recipe.quantizer() != recipe.quantizer(layout="both")
+        assert hash(recipe.quantizer()) == hash(recipe.quantizer())
+    delayed = RECIPES["delayed"].quantizer()
+    assert delayed != delayed.update(1.0) == delayed.update(jnp.float32(1))
+
+
+@pytest.mark.parametrize("amax", ["a", True, 1j, [1.0]], ids=str)
+def test_update_refuses_what_is_no_number(amax):
+    with pytest.raises(TypeError, match=r"update: amax is a .*; expected a number"):
+        RECIPES["delayed"].quantizer().update(amax)
+
+
 def test_update_refuses_none_and_shapes():
     refuses(TypeError, lambda: delayed().update(None), op="update", argument="amax")
     refuses(

@@ -1,0 +1,246 @@
+// LayerNorm and RMSNorm, forward, their values quantised tile by tile: rows, columns or both, x
+// read once.
+//
+//   h, mean, rstd as in norm_forward.cuh; y in float32 as in norm_values.cuh
+//   data, scales, amax of y as in quantize_tiles.cuh
+//
+// Layout: x, add, h an array as in quantize_tile.cuh; gamma, beta [COLS]; mean, rstd one of each
+// row. With GIVEN statistics, x is h, and mean and rstd are operands.
+// Threads: quantize_tile.cuh, a tile a block. With ONCE a warp that has whole blocks keeps y in
+// registers from their scales to the data; else y is made twice. A cluster has all columns of so
+// many rows, and keeps them in shared memory while the sums of their parts go round.
+#include "quantize_write.cuh"
+#include "tile_statistics.cuh"
+
+struct Buffers {
+  alignas(16) KeptRows::Words rows;
+  Parameter<Gamma>::Words gamma;
+#if HAS_BETA
+  Parameter<Beta>::Words beta;
+#endif
+  StatisticsBuffers statistics;
+  TileBuffers tile;
+};
+static_assert(sizeof(Buffers) <= SHARED_BYTES, "the plan's size");
+
+// The thread's part of y.
+class Normalised {
+ public:
+  static constexpr bool kMakeOnce = ONCE;
+
+  __device__ __forceinline__ Normalised(Buffers& shared, const Tile& tile)
+      : shared_(shared), cols_(tile.cols) {}
+
+  __device__ __forceinline__ void take(int turn) {
+    const Place place(turn);
+    turn_ = turn;
+    of_rows_ = &shared_.statistics.of_rows[place.row];
+    count_ = cols_ - place.col;
+    scale_ = Parameter<Gamma>{shared_.gamma}.at(place);
+#if HAS_BETA
+    shift_ = Parameter<Beta>{shared_.beta}.at(place);
+#endif
+  }
+  __device__ __forceinline__ void row(int i, float (&y)[kEdge]) const {
+    const Vector<X, kEdge> values = KeptRows{shared_.rows}.at(turn_, i).get();
+    const float mean = LAYER ? of_rows_[i][0] : 0.0f, rstd = of_rows_[i][1];
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      const float shift = HAS_BETA ? shift_.at(j) : 0.0f;
+      y[j] = normalised(values.at(j), mean, rstd, scale_.at(j), shift);
+      if (!kEven && j >= count_) y[j] = 0.0f;
+    }
+  }
+  __device__ __forceinline__ void forget() {}  // rows are read again after a barrier
+
+ private:
+  Buffers& shared_;
+  int cols_, turn_, count_;
+  const float (*of_rows_)[2];  // of the thread's rows: mean, rstd
+  Vector<Gamma, kEdge> scale_;
+  Vector<Beta, kEdge> shift_;
+};
+
+// Fetches x. `at`: the tile's first number.
+__device__ __forceinline__ void keep_words(const X* __restrict__ at, const Tile& tile,
+                                           KeptRows kept) {
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const Place place(turn);
+    const X* from = at + place.row * kCols + place.col;
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) {
+      if (place.col < tile.cols) {
+        kept.at(turn, i).fetch(from + i * kCols);
+      } else {
+        kept.at(turn, i).set({});
+      }
+    }
+  }
+}
+// The same element by element, of a tile that is cut or does not lie as words.
+__device__ __forceinline__ void keep_elements(const X* __restrict__ at, const Tile& tile,
+                                              KeptRows kept) {
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const Place place(turn);
+#pragma unroll 1
+    for (int i = 0; i < kEdge; ++i) {
+      const X* from = at + static_cast<long long>(place.row_of(tile, i)) * kCols + place.col;
+      kept.at(turn, i).set(load_first<kEven, true>(from, tile.cols - place.col, false));
+    }
+  }
+}
+
+#if HAS_ADD
+// Makes h of x; `add` and `h` at the tile's first number.
+__device__ __forceinline__ void add_words(const X* __restrict__ add, X* __restrict__ h,
+                                          const Tile& tile, KeptRows kept) {
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const Place place(turn);
+    if (place.col >= tile.cols) continue;
+    const int first = place.row * kCols + place.col;
+    Vector<X, kEdge> addend[kEdge];
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) addend[i] = load<true, true, kEdge>(add + first + i * kCols);
+    wait_for_words();
+#pragma unroll
+    for (int i = 0; i < kEdge; ++i) {
+      const Vector<X, kEdge> sum = sum_of<kEdge>(kept.at(turn, i).get(), addend[i]);
+      kept.at(turn, i).set(sum);
+      store<true, true, kEdge>(h + first + i * kCols, sum);
+    }
+  }
+}
+__device__ __forceinline__ void add_elements(const X* __restrict__ add, X* __restrict__ h,
+                                             const Tile& tile, KeptRows kept) {
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const Place place(turn);
+    const int count = tile.cols - place.col;
+#pragma unroll 1
+    for (int i = 0; i < kEdge; ++i) {
+      const long long at = static_cast<long long>(place.row_of(tile, i)) * kCols + place.col;
+      const Vector<X, kEdge> addend = load_first<kEven, true>(add + at, count, false);
+      const Vector<X, kEdge> sum = sum_of<kEdge>(kept.at(turn, i).get(), addend);
+      kept.at(turn, i).set(sum);
+      if (place.row + i < tile.rows) store_first<true>(h + at, sum, count);
+    }
+  }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
+    norm_quantized_tiles(const X* __restrict__ x, const Gamma* __restrict__ gamma,
+#if HAS_BETA
+                         const Beta* __restrict__ beta,
+#endif
+#if HAS_ADD
+                         const X* __restrict__ add,
+#endif
+#if SCALES == 0
+                         const float* __restrict__ given,
+#endif
+#if GIVEN && LAYER
+                         const float* __restrict__ mean_in,
+#endif
+#if GIVEN
+                         const float* __restrict__ rstd_in,
+#endif
+#if ROWS
+                         unsigned char* __restrict__ data,
+#if SCALES
+                         Scale* __restrict__ scales,
+#endif
+#endif
+#if COLUMNS
+                         unsigned char* __restrict__ turned,
+#if SCALES
+                         Scale* __restrict__ turned_scales,
+#endif
+#endif
+#if AMAX
+                         unsigned* __restrict__ amax,
+#endif
+#if HAS_ADD
+                         X* __restrict__ h,
+#endif
+#if LAYER && !GIVEN
+                         float* __restrict__ mean_out,
+#endif
+#if !GIVEN
+                         float* __restrict__ rstd_out,
+#endif
+                         Shape shape, float epsilon) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Buffers& shared = *reinterpret_cast<Buffers*>(memory);
+  Written written = {};
+#if ROWS
+  written.data = data;
+#if SCALES
+  written.scales = scales;
+#endif
+#endif
+#if COLUMNS
+  written.turned = turned;
+#if SCALES
+  written.turned_scales = turned_scales;
+#endif
+#endif
+#if AMAX
+  written.amax = amax;
+#endif
+#if SCALES
+  constexpr const float* given = nullptr;
+#endif
+  start_statistics();
+  constexpr unsigned kAcross = GIVEN ? (kCols + kTileCols - 1) / kTileCols : kCluster;
+  const Tile tile(shape, blockIdx.x % kAcross, blockIdx.x / kAcross);
+  const Entry entry(written, given, tile);
+  bool whole = kEven && is_aligned<kEdge>(x) && is_whole(shape, tile, written);
+#if HAS_ADD
+  whole = whole && is_aligned<kEdge>(add) && is_aligned<kEdge>(h);
+#endif
+  const long long first = tile.row_at(shape, 0) * kCols + tile.first_col;
+  if (whole) {
+    keep_words(x + first, tile, {shared.rows});
+  } else {
+    keep_elements(x + first, tile, {shared.rows});
+  }
+  Parameter<Gamma>{shared.gamma}.fetch(gamma + tile.first_col, tile.cols);
+#if HAS_BETA
+  Parameter<Beta>{shared.beta}.fetch(beta + tile.first_col, tile.cols);
+#endif
+#if HAS_ADD
+  if (whole) {
+    add_words(add + first, h + first, tile, {shared.rows});
+  } else {
+    add_elements(add + first, h + first, tile, {shared.rows});
+  }
+#endif
+  clear(shared.tile);
+  const int row = static_cast<int>(threadIdx.x);
+#if GIVEN
+  if (row < kTileRows) {
+    const long long at = tile.row_at(shape, row < tile.rows ? row : tile.rows - 1);
+#if LAYER
+    shared.statistics.of_rows[row][0] = mean_in[at];
+#endif
+    shared.statistics.of_rows[row][1] = rstd_in[at];
+  }
+  wait_for_words();
+#else
+  wait_for_words();
+  find_statistics({shared.rows}, tile, epsilon, shared.statistics);
+  if (tile.first_col == 0 && row < tile.rows) {
+#if LAYER
+    mean_out[tile.row_at(shape, row)] = shared.statistics.of_rows[row][0];
+#endif
+    rstd_out[tile.row_at(shape, row)] = shared.statistics.of_rows[row][1];
+  }
+#endif
+  __syncthreads();
+  Normalised y(shared, tile);
+  quantize_tile(y, y, whole, shape, tile, written, entry, shared.tile);
+}

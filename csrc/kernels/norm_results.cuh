@@ -1,0 +1,33 @@
+// What norms compute of an element, from the statistics of its row: norm_forward.cuh,
+// norm_backward.cuh.
+#pragma once
+#include "norm_values.cuh"
+
+__device__ __forceinline__ float scaled_by(float gamma) {
+  return ZERO_CENTERED ? gamma + 1.0f : gamma;
+}
+
+__device__ __forceinline__ float result_of(float h, float mean, float rstd, float gamma,
+                                           float beta) {
+  const float scaled = (LAYER ? h - mean : h) * rstd * scaled_by(gamma);
+  return HAS_BETA ? scaled + beta : scaled;
+}
+
+struct RowStatistics {
+  float mean;
+  float rstd;
+};
+
+// dx of an element of a row.
+struct RowResult {
+  RowStatistics of;
+  float slope;  // rstd times the mean of w · xhat
+  float mean_w;
+
+  __device__ __forceinline__ float operator()(float x, float dy, float gamma, float dh) const {
+    const float w = dy * scaled_by(gamma);
+    const float centred = LAYER ? x - of.mean : x;
+    const float result = of.rstd * ((LAYER ? w - mean_w : w) - centred * slope);
+    return HAS_ADD ? result + dh : result;
+  }
+};

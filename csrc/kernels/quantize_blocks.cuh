@@ -1,0 +1,244 @@
+// Scales of a tile, from the numbers that the threads hold (quantize_tile.cuh).
+//
+// `values.row(i, y)`: row i of the thread, float32; 0 past the array's last column, where a part of
+// the eight is past it.
+#pragma once
+#include "halving.cuh"
+#include "quantize_tile.cuh"
+
+constexpr bool kOfRows = kRows || kScales == kSquare;  // whose largest magnitudes are of use
+constexpr bool kRowsInWarp = kHasBlocks && kBlock <= kPartCols;
+constexpr bool kColumnsInWarp = kHasBlocks && kBlock <= kPartRows;
+
+// Largest finite magnitudes of the thread's rows and columns. To look for other numbers at each
+// would cost more than to look again where there is one.
+template <typename Values, typename Again>
+__device__ __forceinline__ void find_magnitudes(const Values& values, const Again& again,
+                                                float (&rows)[kEdge], float (&columns)[kEdge]) {
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) {
+    float y[kEdge];
+    values.row(i, y);
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      if (kOfRows) rows[i] = larger_magnitude(rows[i], y[j]);
+      if (kColumns && kHasBlocks) columns[j] = larger_magnitude(columns[j], y[j]);
+    }
+  }
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) {
+    largest = larger_magnitude(largest, kOfRows ? rows[i] : columns[i]);
+  }
+  if (magnitude_key(largest) < kInfinite) return;
+#pragma unroll
+  for (int j = 0; j < kEdge; ++j) columns[j] = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < kEdge; ++i) {
+    float y[kEdge], of_row = 0.0f;
+    again.row(i, y);
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      const float finite = magnitude_key(y[j]) < kInfinite ? y[j] : 0.0f;
+      of_row = larger_magnitude(of_row, finite);
+      columns[j] = larger_magnitude(columns[j], finite);
+    }
+#pragma unroll
+    for (int k = 0; k < kEdge; ++k) rows[k] = k == i ? of_row : rows[k];
+  }
+}
+
+// Where the scale of a block lies, of `rows` rows of `blocks`.
+__device__ __forceinline__ long long scale_at(long long row, long long rows, long long block,
+                                              long long blocks) {
+  return BLOCKS_FIRST ? block * rows + row : row * blocks + block;
+}
+__device__ __forceinline__ Scale* row_scale_at(const Shape& shape, const Tile& tile,
+                                               const Written& written, int row, int block) {
+  const long long at =
+      scale_at(tile.row_at(shape, row), shape.groups * shape.rows, tile.first_col / kBlock + block,
+               (length_of_row(shape) + kBlock - 1) / kBlock);
+  return written.scales + at;
+}
+__device__ __forceinline__ Scale* column_scale_at(const Shape& shape, const Tile& tile,
+                                                  const Written& written, int col, int block) {
+  const long long at =
+      scale_at(tile.column_at(shape, shape.cols, tile.first_col + col), shape.cols * shape.groups,
+               tile.first_row / kBlock + block, (shape.rows + kBlock - 1) / kBlock);
+  return written.turned_scales + at;
+}
+
+// Blocks that lie in a warp: their lanes share the magnitudes, and the work on scales.
+__device__ __forceinline__ void scale_rows(const Shape& shape, const Tile& tile, const Place& place,
+                                           const Written& written, float (&largest)[kEdge],
+                                           TileBuffers& shared) {
+  using Rows = Halving<kBlock / kEdge, 1>;
+  Rows::reduce(largest, Larger{});
+  const int block = place.col / kBlock;
+#pragma unroll
+  for (int k = 0; k < Rows::kLeft; ++k) {
+    const int row = place.row + Rows::kept() + k;
+    const Scaling<Scale> scaling(__float_as_uint(largest[k]));
+    shared.rows[block][row] = __float_as_int(scaling.factor);
+    if constexpr (kScales == kRow32) {
+      shared.row_scales[row][block] = scaling.written;
+    } else if (row < tile.rows && block * kBlock < tile.cols) {
+      *row_scale_at(shape, tile, written, row, block) = scaling.written;
+    }
+  }
+}
+__device__ __forceinline__ void scale_columns(const Place& place, float (&largest)[kEdge],
+                                              TileBuffers& shared) {
+  using Columns = Halving<kLanesDown, kLanesAcross>;
+  Columns::reduce(largest, Larger{});
+  const int block = place.row / kBlock;
+#pragma unroll
+  for (int k = 0; k < Columns::kLeft; ++k) {
+    const int col = place.col + Columns::kept() + k;
+    const Scaling<Scale> scaling(__float_as_uint(largest[k]));
+    shared.columns[block][col] = __float_as_int(scaling.factor);
+    if constexpr (kScales == kRow32) shared.column_scales[col][block] = scaling.written;
+  }
+}
+
+// Blocks of several warps: first the largest magnitude of each is raised to that of all.
+__device__ __forceinline__ void raise_rows(const Place& place, float (&largest)[kEdge],
+                                           TileBuffers& shared) {
+  using Rows = Halving<kLanesAcross, 1>;
+  Rows::reduce(largest, Larger{});
+  const int row = place.row + Rows::kept();
+  raise_shared(&shared.rows[place.col / kBlock][row], __float_as_int(largest[0]));
+}
+__device__ __forceinline__ void raise_columns(const Place& place, float (&largest)[kEdge],
+                                              TileBuffers& shared) {
+  using Columns = Halving<kLanesDown, kLanesAcross>;
+  Columns::reduce(largest, Larger{});
+#pragma unroll
+  for (int k = 0; k < Columns::kLeft; ++k) {
+    const int col = place.col + Columns::kept() + k;
+    raise_shared(&shared.columns[place.row / kBlock][col], __float_as_int(largest[k]));
+  }
+}
+
+// Then each thread works on a few of them.
+__device__ __forceinline__ void scale_blocks(const Shape& shape, const Tile& tile,
+                                             const Written& written, TileBuffers& shared) {
+  const int t = static_cast<int>(threadIdx.x);
+  if constexpr (kRows && !kRowsInWarp) {
+    for (int at = t; at < kTileRows * kRowBlocks; at += kTileThreads) {
+      const int row = BLOCKS_FIRST ? at % kTileRows : at / kRowBlocks;
+      const int block = BLOCKS_FIRST ? at / kTileRows : at % kRowBlocks;
+      const Scaling<Scale> scaling(static_cast<unsigned>(shared.rows[block][row]));
+      shared.rows[block][row] = __float_as_int(scaling.factor);
+      if (row < tile.rows && block * kBlock < tile.cols) {
+        *row_scale_at(shape, tile, written, row, block) = scaling.written;
+      }
+    }
+  }
+  if constexpr (kColumns && !kColumnsInWarp) {
+    for (int at = t; at < kTileCols * kColumnBlocks; at += kTileThreads) {
+      const int col = at % kTileCols, block = at / kTileCols;
+      const Scaling<Scale> scaling(static_cast<unsigned>(shared.columns[block][col]));
+      shared.columns[block][col] = __float_as_int(scaling.factor);
+      if (col < tile.cols && block * kBlock < tile.rows) {
+        *column_scale_at(shape, tile, written, col, block) = scaling.written;
+      }
+    }
+  }
+}
+
+constexpr bool kBlocksInWarp =
+    kHasBlocks && (!kRows || kRowsInWarp) && (!kColumns || kColumnsInWarp);
+
+// Once all turns' magnitudes are there.
+__device__ __forceinline__ void finish_scales(const Shape& shape, const Tile& tile,
+                                              const Written& written, TileBuffers& shared) {
+  if constexpr (kBlocksInWarp) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+    if constexpr (kHasBlocks) {
+      scale_blocks(shape, tile, written, shared);
+      __syncthreads();
+    }
+  }
+}
+
+__device__ __forceinline__ void raise_square(const Place& place, const float (&rows)[kEdge],
+                                             TileBuffers& shared) {
+  float largest = rows[0];
+#pragma unroll
+  for (int i = 1; i < kEdge; ++i) largest = Larger{}(largest, rows[i]);
+  const int key = largest_of_lanes<1, 32>(__float_as_int(largest));
+  if (threadIdx.x % 32 == 0) raise_shared(&shared.squares[place.col / kBlock], key);
+}
+
+// Returns what the thread's square is multiplied by.
+__device__ __forceinline__ float scale_square(const Shape& shape, const Tile& tile,
+                                              const Place& place, const Written& written,
+                                              const TileBuffers& shared) {
+  const int square = place.col / kBlock;
+  const Scaling<Scale> scaling(static_cast<unsigned>(shared.squares[square]));
+  if (place.row == 0 && place.col % kBlock == 0 && place.col < tile.cols) {
+    const long long down = tile.first_row / kBlock, across = tile.first_col / kBlock + square;
+    const long long squares_across = (length_of_row(shape) + kBlock - 1) / kBlock;
+    const long long squares_down = (shape.rows + kBlock - 1) / kBlock;
+    if (kRows) {
+      written.scales[(tile.group * squares_down + down) * squares_across + across] =
+          scaling.written;
+    }
+    if (kColumns) {
+      const long long column = tile.column_at(shape, squares_across, across);
+      written.turned_scales[column * squares_down + down] = scaling.written;
+    }
+  }
+  return scaling.factor;
+}
+
+// Up to kCount scales, as a word where they are as many and lie so.
+template <int kCount>
+__device__ __forceinline__ void copy_scales(Scale* to, const Scale* from, int count) {
+  constexpr int kWord = kCount % 16 == 0 ? 16 : kCount % 4 == 0 ? 4 : 1;
+  if (kWord > 1 && count >= kCount && reinterpret_cast<unsigned long long>(to) % kWord == 0) {
+#pragma unroll
+    for (int b = 0; b < kCount; b += kWord) {
+      if constexpr (kWord == 16) {
+        *reinterpret_cast<uint4*>(to + b) = *reinterpret_cast<const uint4*>(from + b);
+      } else if constexpr (kWord == 4) {
+        *reinterpret_cast<unsigned*>(to + b) = *reinterpret_cast<const unsigned*>(from + b);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int b = 0; b < kCount; ++b) {
+    if (b < count) to[b] = from[b];
+  }
+}
+
+__device__ __forceinline__ void write_codes(const Shape& shape, const Tile& tile,
+                                            const Written& written, const TileBuffers& shared) {
+  const int t = static_cast<int>(threadIdx.x);
+  for (int row = t; kRows && row < tile.rows; row += kTileThreads) {
+    copy_scales<kRowBlocks>(row_scale_at(shape, tile, written, row, 0), shared.row_scales[row],
+                            (tile.cols + kBlock - 1) / kBlock);
+  }
+  for (int col = t; kColumns && col < tile.cols; col += kTileThreads) {
+    copy_scales<kColumnBlocks>(column_scale_at(shape, tile, written, col, 0),
+                               shared.column_scales[col], (tile.rows + kBlock - 1) / kBlock);
+  }
+}
+
+template <typename Values, typename Again>
+__device__ __forceinline__ void find_scales(const Values& values, const Again& again,
+                                            const Shape& shape, const Tile& tile,
+                                            const Place& place, const Written& written,
+                                            TileBuffers& shared) {
+  float rows[kEdge] = {}, columns[kEdge] = {};
+  if (place.col < tile.cols) find_magnitudes(values, again, rows, columns);
+  if constexpr (kScales == kSquare) raise_square(place, rows, shared);
+  if constexpr (kRows && kRowsInWarp) scale_rows(shape, tile, place, written, rows, shared);
+  if constexpr (kRows && kHasBlocks && !kRowsInWarp) raise_rows(place, rows, shared);
+  if constexpr (kColumns && kColumnsInWarp) scale_columns(place, columns, shared);
+  if constexpr (kColumns && kHasBlocks && !kColumnsInWarp) raise_columns(place, columns, shared);
+}

@@ -1,0 +1,139 @@
+"""Launches of the norms that quantise tile by tile: columns, or both layouts, from one read of x.
+
+A cluster of blocks has all columns of a few rows in shared memory, each block a tile of them, until
+their statistics are known. Where that is too much, or a GPU has no clusters, statistics are found
+by a launch before, and x is read again.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+from shardops.kernels.element_types import TYPE_BYTES
+from shardops.kernels.launch import Kernel, Launch
+from shardops.kernels.norm_problem import NormProblem, constants_of
+from shardops.kernels.norm_staged import has_staged_kernels
+from shardops.kernels.quantize_plan import (
+    QuantizeProblem,
+    Tiling,
+    written_arrays,
+    written_constants,
+)
+from shardops.kernels.sizes import round_up
+from shardops.kernels.target import Target
+
+_CLUSTERS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How blocks lie over rows.
+
+    Args:
+      cluster: blocks that have all columns of their rows; 0: statistics are given.
+      min_blocks: blocks resident on a multiprocessor.
+      once: y stays in registers from the scales of its blocks to the data.
+    """
+
+    tile: Tiling
+    cluster: int
+    min_blocks: int
+    once: bool = False
+
+
+def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Target) -> Tiles | None:
+    """One launch; None where a cluster does not hold the rows of a tile, or is slower than two.
+
+    Rows as few as blocks of scales and sectors of columns allow, and clusters as small as can be:
+    blocks side by side then wait for each other least.
+    """
+    turned, layer = written.as_columns, norm.kind == "layer"
+    wide = 64 if turned else 128
+    tall = written.scales == "square" or (turned and written.scales == "row128")
+    down = (4 if turned else 8) if tall else 1
+    # y is made once where that saves more than registers cost.
+    once = not tall and (
+        (layer and written.scales == "row128") or (written.scales == "row32" and (layer or turned))
+    )
+    # Parts across at most, and turns: first those that leave a multiprocessor more blocks.
+    if tall and turned:
+        sizes = ((2, 2),) if layer else ((2, 2), (4, 2))
+    elif tall:
+        sizes = ((1, 1), (2, 2))
+    else:
+        sizes = ((8, 2 if turned or once else 1), (16, 2))
+    clusters = _CLUSTERS if has_staged_kernels(target) else _CLUSTERS[:1]
+    for (most, turns), cluster in itertools.product(sizes, clusters):
+        across = round_up(-(-norm.cols // (wide * cluster)), 2 if turned else turns)
+        if across <= most:
+            tile = Tiling(down, across, turned, turns)
+            found = blocks_of(norm, written, tile, cluster, target, once)
+            return found if found.min_blocks else None
+    return None
+
+
+def tiles_after_statistics(norm: NormProblem, written: QuantizeProblem, target: Target) -> Tiles:
+    """A launch that is given the statistics, of rows of any length."""
+    tile = Tiling(4, 2, True) if written.as_columns else Tiling(8, 1, False)
+    return blocks_of(norm, written, tile, 0, target)
+
+
+def blocks_of(
+    norm: NormProblem,
+    written: QuantizeProblem,
+    tile: Tiling,
+    cluster: int,
+    target: Target,
+    once: bool = False,
+) -> Tiles:
+    """As many blocks a multiprocessor as registers and shared memory allow."""
+    room = target.shared_bytes + 1024
+    shared = _shared_bytes(norm, written, tile, max(1, cluster)) + 1024
+    registers = 128 if once else 80
+    if target.arch in ("sm_80", "sm_86", "sm_87"):  # which convert to 8 bits by hand
+        registers = 160 if written.block > 1 else 128
+    return Tiles(tile, cluster, min(65536 // registers // tile.threads, room // shared), once)
+
+
+def tiles_launch(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> Launch:
+    """Plans the launch for a problem whose groups are joined."""
+    tile = shape.tile
+    chunks = shape.cluster or -(-norm.cols // tile.cols)
+    shared = _shared_bytes(norm, written, tile, max(1, shape.cluster))
+    constants = (
+        *(constant for constant in constants_of(norm, 8) if constant[0] != "VECTOR"),
+        *written_constants(written),
+        *tile.constants,
+        ("CLUSTER", max(1, shape.cluster)),
+        ("GIVEN", int(shape.cluster == 0)),
+        ("ONCE", int(shape.once)),
+        ("SHARED_BYTES", shared),
+        ("MIN_BLOCKS", shape.min_blocks),
+    )
+    return Launch(
+        Kernel("norm_quantized_tiles.cuh", "norm_quantized_tiles", constants),
+        (written.slabs(tile) * chunks, 1, 1),
+        (tile.threads, 1, 1),
+        cluster=(max(1, shape.cluster), 1, 1),
+        shared_bytes=shared,
+        zeroed=(written_arrays(written),) * written.amax,
+    )
+
+
+def _shared_bytes(norm: NormProblem, written: QuantizeProblem, tile: Tiling, cluster: int) -> int:
+    """Of `Buffers` in csrc/kernels/norm_quantized_tiles.cuh."""
+    parameters = [TYPE_BYTES[of] for of in (norm.gamma, norm.beta) if of is not None]
+    kept = tile.cols * (tile.rows * TYPE_BYTES[norm.x] + sum(parameters))
+    statistics = 8 * tile.rows * (tile.across + cluster + 1)
+    blocks = written.scales in ("row128", "row32")
+    row_blocks = tile.cols // written.block if written.as_rows and blocks else 1
+    column_blocks = tile.rows // written.block if written.as_columns and blocks else 1
+    squares = tile.cols // 128 if written.scales == "square" else 1
+    codes = written.scales == "row32"
+    parts = (
+        4 * row_blocks * (tile.rows if written.as_rows and blocks else 4),
+        4 * column_blocks * (tile.cols if written.as_columns and blocks else 4),
+        4 * squares,
+        (1 if codes else 4) * row_blocks * (tile.rows if written.as_rows and codes else 1),
+        (1 if codes else 4) * column_blocks * (tile.cols if written.as_columns and codes else 1),
+    )
+    return kept + round_up(statistics, 16) + sum(round_up(part, 16) for part in parts)
