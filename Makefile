@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format gpu sanitize bench bench-multi tune roofline products collectives exhaustive test-versions clean
+.PHONY: help demo test check docs format gpu sanitize bench bench-multi bench-train tune roofline products collectives exhaustive test-versions clean
 
 VENV ?= .venv
 export PYTHON SYSTEM_PACKAGES VENV
@@ -68,6 +68,9 @@ bench: $(GPU_READY) ## time the kernels beside XLA and PyTorch on this GPU, and 
 
 bench-multi: $(GPU_READY) ## time sharded products over this host's GPUs, beside XLA's partitioning
 	$(RUN) benchmarks/multi.py
+
+bench-train: $(GPU_READY) ## train a model under each recipe on this GPU, beside Flax and XLA; draw the curves in docs
+	$(RUN) benchmarks/train.py
 
 tune: $(GPU_READY) ## time launch shapes of the norms on this GPU; its cache keeps the best
 	$(RUN) benchmarks/tune.py --table "$$($(RUN) -c 'from shardops import config; print(config.get().cache_dir / "tuned")')"

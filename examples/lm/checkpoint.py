@@ -24,7 +24,7 @@ from .options import Options, UsageError
 @dataclass
 class Store:
     folder: Path
-    identity: dict[str, int]
+    identity: dict[str, int | str]
     start: int = 0  # the step to continue from
     losses: list[float] = field(default_factory=list)
     checksum: int = 0  # of the arrays at `start`
@@ -149,7 +149,7 @@ def _steps(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
-def _read(folder: Path, identity: dict[str, int], step: int) -> dict[str, Any]:
+def _read(folder: Path, identity: dict[str, int | str], step: int) -> dict[str, Any]:
     try:
         record = json.loads((folder / "record" / "metadata").read_text())
         run, losses = dict(record["run"]), record["losses"]

@@ -1,10 +1,10 @@
-"""A decoder-only transformer: pre-norm, residual stream carried by the norms themselves.
+"""A decoder-only language model of the library's Flax modules, and where its parameters lie.
 
-    y, s = rms_norm(branch, gamma, add=s, return_input=True)    s = s + branch, y = norm(s)
+Tensor, sequence and data parallel, said by the rules of a preset alone: between products the stream
+is sharded over batch (dp) and sequence (tp); the products into a block are split by columns (heads,
+hidden features), those out of it by rows, whose partial sums are scattered over the sequence.
 
-Tensor, sequence and data parallel, said by specs alone: between blocks the stream is sharded over
-batch (dp) and sequence (tp); the projections into a block are split by columns (heads, hidden
-units), those out of it by rows, whose partial sums are scattered back over the sequence.
+Parameters and the state of delayed scaling are plain dicts of arrays outside of the modules.
 """
 
 from collections.abc import Callable
@@ -13,124 +13,123 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import PartitionSpec as P
+from flax import nnx
 
 import shardops as so
+from shardops.layers import nnx as layers
+from shardops.layers import presets
+from shardops.layers.axes import Rules
+from shardops.quantizer import DenseQuantizers
 
-from . import plain
+from .plain import cross_entropy
 
-Parameters = dict[str, Any]
+RECIPES = {
+    "none": None,
+    "delayed": so.recipes.DelayedScaling(history_length=16),
+    "current": so.recipes.CurrentScaling(),
+    "block128": so.recipes.Block128Scaling(),
+    "mxfp8": so.recipes.MXFP8Scaling(),
+}
+TENSOR_SEQUENCE_PARALLEL = presets.tensor_sequence_parallel("tp", data="dp")
 
 
 @dataclass(frozen=True)
-class Ops:
-    """Who computes norms and products, and how results are sharded (None: no mesh)."""
-
-    gemm: Callable[..., Any]
-    rms_norm: Callable[..., Any]
-    tokens: P | None = None  # [batch, seq]
-    stream: P | None = None  # [batch, seq, dim]
-    heads: P | None = None  # [batch, seq, 3, heads, dim / heads]
-    hidden: P | None = None  # [batch, seq, 4 dim]
+class Sizes:
+    dim: int
+    layers: int
+    heads: int
+    seq: int
+    vocabulary: int
 
 
-SHARDED = Ops(
-    so.gemm,
-    so.rms_norm,
-    tokens=P("dp", "tp"),
-    stream=P("dp", "tp", None),
-    heads=P("dp", None, None, "tp", None),
-    hidden=P("dp", None, "tp"),
-)
-PLAIN = Ops(plain.gemm, plain.rms_norm)
+class Model(nnx.Module):
+    """Token and position embeddings, pre-norm layers, a norm, and a head.
+
+    recipe: of the products of the layers; embeddings and head stay as they are.
+    """
+
+    def __init__(
+        self, sizes: Sizes, *, rules: Rules, recipe: Any, dtype: Any, rngs: nnx.Rngs
+    ) -> None:
+        def table(rows: int, rows_axis: str | None) -> nnx.Param:
+            init = nnx.with_partitioning(
+                nnx.initializers.normal(), (rows_axis, None), eager_sharding=False
+            )
+            return nnx.Param(init(rngs.params(), (rows, sizes.dim), jnp.float32))
+
+        self.dtype, self.stream = dtype, presets.layout(rules).stream if rules else None
+        self.embedding = table(sizes.vocabulary, None)
+        self.position = table(sizes.seq, "sequence")
+        common: dict[str, Any] = {"dtype": dtype, "rules": rules, "rngs": rngs}
+        self.layers = nnx.List(
+            layers.TransformerLayer(
+                sizes.dim, sizes.heads, 4 * sizes.dim, use_bias=True, recipe=recipe, **common
+            )
+            for _ in range(sizes.layers)
+        )
+        self.norm = layers.RMSNorm(sizes.dim, **common)
+        self.head = layers.Dense(
+            sizes.dim, sizes.vocabulary, use_bias=False, kernel_axes=("embed", None), **common
+        )
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits [batch, seq, vocabulary] of characters [batch, seq]; they lie as the stream."""
+        x = self.embedding[...].at[inputs].get(out_sharding=self.stream) + self.position[...]
+        x = x.astype(self.dtype)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
 
 
-def parameters(*, dim: int, layers: int, heads: int, seq: int, vocabulary: int, seed: int) -> Any:
-    """Host arrays: normal, scaled by fan-in; the projections into the stream also by depth."""
-    rng = np.random.default_rng(seed)
-
-    def normal(*shape: int, fan_in: int, gain: float = 1.0) -> np.ndarray:
-        return (rng.standard_normal(shape) * gain / fan_in**0.5).astype(np.float32)
-
-    def layer() -> dict[str, np.ndarray]:
-        gain = (2 * layers) ** -0.5
-        return {
-            "attention_gamma": np.ones(dim, np.float32),
-            "qkv": normal(dim, 3, heads, dim // heads, fan_in=dim),
-            "projection": normal(heads, dim // heads, dim, fan_in=dim, gain=gain),
-            "mlp_gamma": np.ones(dim, np.float32),
-            "up": normal(dim, 4 * dim, fan_in=dim),
-            "up_bias": np.zeros(4 * dim, np.float32),
-            "down": normal(4 * dim, dim, fan_in=4 * dim, gain=gain),
-            "down_bias": np.zeros(dim, np.float32),
-        }
-
-    return {
-        "embedding": normal(vocabulary, dim, fan_in=1, gain=0.1),
-        "position": normal(seq, dim, fan_in=1, gain=0.1),
-        "layers": [layer() for _ in range(layers)],
-        "gamma": np.ones(dim, np.float32),
-        "head": normal(dim, vocabulary, fan_in=dim, gain=0.5),
-    }
-
-
-def specs(layers: int) -> Any:
-    """The sharding of every parameter: columns and rows over tp, the rest on every device."""
-    layer = {
-        "attention_gamma": P(None),
-        "qkv": P(None, None, "tp", None),
-        "projection": P("tp", None, None),
-        "mlp_gamma": P(None),
-        "up": P(None, "tp"),
-        "up_bias": P("tp"),
-        "down": P("tp", None),
-        "down_bias": P(None),
-    }
-    return {
-        "embedding": P(None, None),
-        "position": P("tp", None),
-        "layers": [layer] * layers,
-        "gamma": P(None),
-        "head": P(None, None),
-    }
-
-
-def loss(params: Parameters, inputs: jax.Array, targets: jax.Array, ops: Ops) -> jax.Array:
-    """Mean cross-entropy in nats a character."""
-    logits = _logits(params, inputs, ops)
-    picked = targets[..., None] == jnp.arange(logits.shape[-1])
-    target = jnp.sum(jnp.where(picked, logits, 0), -1)
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - target)
-
-
-def _logits(params: Parameters, inputs: jax.Array, ops: Ops) -> jax.Array:
-    """[batch, seq, vocabulary]; each device keeps its part of the sequence, so nothing moves."""
-    embedded = params["embedding"].at[inputs].get(out_sharding=ops.stream)
-    branch, stream = embedded + params["position"], None
-    for layer in params["layers"]:
-        y, stream = ops.rms_norm(branch, layer["attention_gamma"], add=stream, return_input=True)
-        branch = _attention(layer, y, ops)
-        y, stream = ops.rms_norm(branch, layer["mlp_gamma"], add=stream, return_input=True)
-        branch = _mlp(layer, y, ops)
-    y = ops.rms_norm(branch, params["gamma"], add=stream)
-    return ops.gemm(y, params["head"])
-
-
-def _attention(layer: Parameters, y: jax.Array, ops: Ops) -> jax.Array:
-    qkv = ops.gemm(y, layer["qkv"], out_sharding=ops.heads)
-    q, k, v = (qkv[:, :, part] for part in range(3))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
-    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
-    return ops.gemm(
-        mixed, layer["projection"], contracting_dims=((2, 3), (0, 1)), out_sharding=ops.stream
+def functional(sizes: Sizes, *, rules: Rules = (), recipe: str, dtype: str) -> "Functional":
+    """The functions of a `Model`; recipe: its name in RECIPES."""
+    options: dict[str, Any] = {"rules": rules, "recipe": RECIPES[recipe]}
+    return Functional(
+        lambda: Model(sizes, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0), **options), **options
     )
 
 
-def _mlp(layer: Parameters, y: jax.Array, ops: Ops) -> jax.Array:
-    hidden = ops.gemm(
-        y, layer["up"], bias=layer["up_bias"], activation="gelu", out_sharding=ops.hidden
-    )
-    return ops.gemm(hidden, layer["down"], bias=layer["down_bias"], out_sharding=ops.stream)
+class Functional:
+    """A model as functions of its parameters and of the state of its recipe.
+
+    make: gives the model; called for its structure alone.
+    """
+
+    def __init__(
+        self, make: Callable[[], nnx.Module], *, rules: Rules = (), recipe: Any = None
+    ) -> None:
+        self._graph, self._params, self._quantizers = nnx.split(
+            nnx.eval_shape(make), nnx.Param, layers.QuantizerState
+        )
+        self._rules, self._recipe = rules, recipe
+        self.shapes = nnx.to_pure_dict(self._params)
+
+    def loss(self, params: Any, quantizers: Any, inputs: jax.Array, targets: jax.Array) -> Any:
+        """Mean cross-entropy in nats a character."""
+        model: Any = nnx.merge(
+            self._graph, _filled(self._params, params), _filled(self._quantizers, quantizers)
+        )
+        return cross_entropy(model(inputs), targets)
+
+    def fresh_quantizers(self) -> Any:
+        """The state of delayed scaling before the first step; empty for other recipes."""
+        return jax.tree.map(
+            lambda _: self._recipe.dense_quantizers(),
+            nnx.to_pure_dict(self._quantizers),
+            is_leaf=lambda value: isinstance(value, DenseQuantizers),
+        )
+
+    def specs(self) -> Any:
+        """The sharding of every parameter: that of its logical axes by the rules."""
+        specs = jax.tree.map(
+            lambda variable: presets.spec(self._rules, *variable.get_metadata("out_sharding")),
+            self._params,
+            is_leaf=lambda value: isinstance(value, nnx.Variable),
+        )
+        return nnx.to_pure_dict(specs)
+
+
+def _filled(state: Any, values: Any) -> Any:
+    filled = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(filled, values)
+    return filled

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+RECIPES = ("none", "delayed", "current", "block128", "mxfp8")
+DTYPES = ("float32", "bfloat16")
+
 
 class UsageError(Exception):
     """Input that the user has to change: printed as one line, exit code 2."""
@@ -17,6 +20,8 @@ class UsageError(Exception):
 class Options:
     mesh: dict[str, int] | None  # None: chosen from the devices there are
     platform: str
+    recipe: str
+    dtype: str
     steps: int
     dim: int
     layers: int
@@ -31,9 +36,14 @@ class Options:
     check: bool
     save_every: int
 
-    def identity(self) -> dict[str, int]:
+    @property
+    def exact(self) -> bool:
+        """Whether what is computed differs from plain float32 by rounding alone."""
+        return self.recipe == "none" and self.dtype == "float32"
+
+    def identity(self) -> dict[str, int | str]:
         """What decides parameters and data order: a run can only be resumed with the same."""
-        names = ("dim", "layers", "heads", "seq", "batch", "seed")
+        names = ("dim", "layers", "heads", "seq", "batch", "seed", "recipe", "dtype")
         return {name: getattr(self, name) for name in names}
 
 
@@ -76,6 +86,10 @@ def parse(arguments: list[str]) -> Options:
     add("--mesh", type=_mesh, metavar="dp=2,tp=4", help="mesh; by default dp=2,tp=4 on CPU, "
         "on GPUs as many as divide the sizes")  # fmt: skip
     add("--platform", choices=("auto", "cpu", "cuda"), default="auto", help="where to train")
+    add("--recipe", choices=RECIPES, default="none", help="8-bit products of the layers, by what "
+        "scales; none: products of the operands as they are")  # fmt: skip
+    add("--dtype", choices=DTYPES, default="float32", help="of activations and products; "
+        "parameters are float32")  # fmt: skip
     add("--steps", type=_positive, default=400, help="training steps, those before --resume too")
     add("--dim", type=_positive, default=128, help="model width")
     add("--layers", type=_positive, default=2, help="transformer layers")

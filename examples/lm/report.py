@@ -16,6 +16,7 @@ from rich.table import Table
 import shardops
 from shardops import hlo
 
+from .options import Options
 from .text import Text
 
 
@@ -62,17 +63,40 @@ class Meter:
         )
 
 
-def header(console: Console, mesh: Mesh, params: Any, text: Text) -> None:
+def header(console: Console, options: Options, mesh: Mesh, params: Any, text: Text) -> None:
     sizes = ",".join(f"{name}={size}" for name, size in mesh.shape.items())
     count = sum(array.size for array in jax.tree.leaves(params))
+    device, recipe = mesh.devices.flat[0], options.recipe
     lines = (
         f"shardops {shardops.__version__}, jax {jax.__version__}: "
-        f"{mesh.size} x {mesh.devices.flat[0].device_kind}, mesh {sizes}, float32",
+        f"{mesh.size} x {device.device_kind}, mesh {sizes}, {options.dtype}",
+        *([f"recipe {recipe}: {arithmetic(recipe, device)}"] if recipe != "none" else []),
         f"model: {count:,} parameters",
         f"text: {text.files:,} files, {len(text.train):,} characters to train on, "
         f"{len(text.held_out):,} held out",
     )
     console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
+
+
+# Compute capabilities whose tensor cores take a recipe's operands as they are.
+_NATIVE = {
+    "delayed": ((8, 9), (99, 0)),
+    "current": ((8, 9), (99, 0)),
+    "block128": ((9, 0), (9, 0)),
+    "mxfp8": ((10, 0), (99, 0)),
+}
+
+
+def arithmetic(recipe: str, device: Any) -> str:
+    """In what the products of a recipe are computed on this kind of device."""
+    if device.platform != "gpu":
+        return "8-bit operands, multiplied in float32, as this CPU has no such products"
+    least, most = _NATIVE[recipe]
+    capability = tuple(int(part) for part in device.compute_capability.split("."))
+    if least <= capability <= most:
+        return "products of 8-bit operands"
+    wide = "float32" if recipe == "block128" else "bfloat16"
+    return f"8-bit operands, multiplied in {wide}, as this GPU has no such products"
 
 
 def losses(console: Console, train: float, held_out: float) -> None:
@@ -104,6 +128,26 @@ def collectives(console: Console, program: Any) -> None:
     else:
         table.add_row("none", "", "0", "0")
     console.print(table)
+
+
+def along_curve(console: Console, difference: float, step: int, allowed: float) -> None:
+    console.print(
+        f"largest relative difference of the loss curve from plain jnp on one device: "
+        f"{difference:.2e}, at step {step} (allowed {allowed:.0e})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def beside_plain(
+    console: Console, ours: float, plain: float, difference: float, allowed: float
+) -> None:
+    console.print(
+        f"held-out loss {ours:.4f}, of plain float32 jnp on one device {plain:.4f}: "
+        f"{difference:.2%} apart (allowed {allowed:.0%})",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def largest_difference(ours: Iterable[float], plain: Iterable[float]) -> tuple[float, int]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from shardops import checkpoint_policies, config
+from shardops import array_type, checkpoint_policies, config
 from shardops.layers.activations import check_activation
 from shardops.layers.canonical import canonical
 from shardops.layers.gathering import check_input_sharding, gathered
@@ -160,4 +160,8 @@ def linear(
         quantizers,
         form.sharding(out_sharding),
     )
-    return form.result(out)
+    out = form.result(out)
+    wanted = check.out_sharding(name, out_sharding, out.shape, array_type.mesh_of(out))
+    if form.merged_rows and wanted is not None:  # axes of size 1 are lost where rows are merged
+        out = array_type.laid_out(out, wanted)
+    return out

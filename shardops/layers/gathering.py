@@ -56,7 +56,7 @@ def gathered_once(op: GemmOp, dz: Both, rhs: ScaledArray, wanted: Spec | None) -
     mesh = array_type.mesh_of(data, other)
     if dz.rows.block is not None or mesh.empty or {*mesh.axis_names} - {*mesh.explicit_axes}:
         return dz
-    sizes = tuple((a, n) for a, n in mesh.shape.items() if n > 1)
+    sizes = tuple(mesh.shape.items())
     specs = (array_type.type_spec(data), array_type.type_spec(other))
     plan = op.plan((data.shape, other.shape), specs, sizes, wanted, (1, 1))
     moves = plan.of("lhs")

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,6 +64,23 @@ def test_mesh_for_takes_most_devices_then_tensor_parallel(
 ) -> None:
     mesh = options.mesh_for(options.parse([]), devices)
     assert (mesh["dp"], mesh["tp"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "said"),
+    [
+        ("delayed", "8.9", "products of 8-bit operands"),
+        ("current", "12.0", "products of 8-bit operands"),
+        ("current", "8.0", "in bfloat16, as this GPU has no such products"),
+        ("block128", "9.0", "products of 8-bit operands"),
+        ("block128", "10.0", "in float32, as this GPU"),
+        ("mxfp8", "9.0", "in bfloat16, as this GPU"),
+        ("mxfp8", "10.3", "products of 8-bit operands"),
+    ],
+)
+def test_a_recipe_says_what_this_gpu_does_instead(recipe: str, capability: str, said: str) -> None:
+    device = SimpleNamespace(platform="gpu", compute_capability=capability)
+    assert said in report.arithmetic(recipe, device)
 
 
 def test_largest_difference_is_relative_and_names_its_place() -> None:

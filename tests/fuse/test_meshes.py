@@ -1,8 +1,6 @@
-"""`fuse` on meshes: values, gradients, no collective more; and the demo's model unfused by hand."""
+"""`fuse` on meshes: values, gradients, no collective more; and a model unfused by hand."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +11,7 @@ from jax import P
 import shardops as so
 from shardops import hlo
 from tests import meshes
+from tests.fuse import hand_fused as model
 from tests.fuse.programs import (
     DIM,
     HIDDEN,
@@ -25,9 +24,6 @@ from tests.fuse.programs import (
     two_blocks,
     values_and_gradients,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from lm import model
 
 SPECS = {"gamma": (None,), "up": (None, "tp"), "up_bias": ("tp",), "down": ("tp", None)}
 
@@ -221,44 +217,22 @@ def test_a_sum_left_open_takes_no_epilogue(explicit_mesh, rng) -> None:
     assert fused.report.fused == ()
 
 
-# ---- the demo's model ----------------------------------------------------------------------------
+# ---- a model fused by hand -----------------------------------------------------------------------
 
 
-def _norm_apart(x, gamma, *, add=None, return_input=False, epsilon=1e-6):
-    h = x if add is None else x + add
-    y = so.rms_norm(h, gamma, epsilon=epsilon)
-    return (y, h) if return_input else y
-
-
-def _gemm_apart(lhs, rhs, *, bias=None, activation=None, **options):
-    out = so.gemm(lhs, rhs, **options)
-    out = out if bias is None else out + bias
-    return out if activation is None else getattr(jax.nn, activation)(out)
-
-
-APART = model.Ops(
-    _gemm_apart,
-    _norm_apart,
-    tokens=model.SHARDED.tokens,
-    stream=model.SHARDED.stream,
-    heads=model.SHARDED.heads,
-    hidden=model.SHARDED.hidden,
-)
-
-
-def test_demo_model_is_what_was_fused_by_hand(explicit_mesh, rng) -> None:
-    """The demo writes its fusions out. Without them, `fuse` finds each: the same ops, bit for bit
+def test_a_model_is_what_was_fused_by_hand(explicit_mesh, rng) -> None:
+    """Its fusions are written out. Without them, `fuse` finds each: the same ops, bit for bit
     the same loss, gradients within rounding, and the same collectives."""
     host = model.parameters(dim=DIM, layers=2, heads=4, seq=8, vocabulary=32, seed=0)
     specs = model.specs(2)
     params = jax.tree.map(lambda a, s: meshes.place(explicit_mesh, a, *s), host, specs)
     tokens = rng.integers(0, 32, (4, 9), np.int32)
     batch = [meshes.place(explicit_mesh, tokens[:, n : n + 8], "dp", "tp") for n in (0, 1)]
-    apart = so.fuse(partial(model.loss, ops=APART))
-    by_hand = partial(model.loss, ops=model.SHARDED)
+    apart = so.fuse(partial(model.loss, ops=model.APART))
+    by_hand = partial(model.loss, ops=model.BY_HAND)
     traced = [
         jax.jit(jax.value_and_grad(f)).trace(params, *batch)
-        for f in (apart, by_hand, partial(model.loss, ops=APART))
+        for f in (apart, by_hand, partial(model.loss, ops=model.APART))
     ]
     got, want = (t.lower().compile() for t in traced[:2])
     (loss, grads), (wanted, wanted_grads) = got(params, *batch), want(params, *batch)
