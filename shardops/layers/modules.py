@@ -1,4 +1,4 @@
-"""What the modules of `nnx` and `linen` share: all but how parameters are kept."""
+"""What the modules of `nnx` and `linen` share of their parameters: all but how they are kept."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -6,20 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-import shardops as so
 from shardops.errors import wrong
-from shardops.layers.axes import Layout, Names, Rules, resolvable, resolve
-from shardops.layers.projections import Norm, Weights
+from shardops.layers.axes import Names, Rules, resolvable, resolve
 from shardops.layers.transformer import (
-    AttentionWeights,
     Heads,
-    MLPWeights,
-    Tokens,
-    mlp,
-    self_attention,
-    transformer_layer,
 )
 from shardops.primitives import check
 
@@ -32,9 +24,6 @@ DOWN: Names = ("mlp", "embed")
 VECTOR: Names = (None,)
 
 KINDS = {"decoder": "causal", "encoder": "none"}  # of a transformer layer: its mask, unpadded
-
-
-# ---- parameters ----------------------------------------------------------------------------------
 
 
 def tuple_of(value: int | Sequence[int]) -> tuple[int, ...]:
@@ -163,151 +152,3 @@ def check_whole(op: str, argument: str, got: int, want: int) -> None:
 def pair_of(first: Any, second: Any) -> Any:
     """Quantisers of two products, or None."""
     return None if first is None else (first, second)
-
-
-# ---- calls ---------------------------------------------------------------------------------------
-
-
-def promoted(dtype: Any, *arrays: jax.Array | None) -> list[Any]:
-    """Arrays in `dtype`, or in their common one."""
-    given = [a for a in arrays if a is not None]
-    target = jnp.result_type(*given) if dtype is None else dtype
-    return [None if a is None else a.astype(target) for a in arrays]
-
-
-def dense(
-    x: jax.Array,
-    weights: Weights,
-    axis: tuple[int, ...],
-    *,
-    dtype: Any,
-    activation: Any,
-    quantizers: Any,
-    out_sharding: PartitionSpec | None,
-) -> jax.Array:
-    """`so.dense` over the dims `axis` of x and the first ones of the kernel."""
-    inputs = weights.kernel.shape[: len(axis)]
-    if inputs_of(x, axis) != inputs:
-        fix = "These are the input dims of the kernel."
-        want = f"{inputs} along dims {axis}"
-        raise ValueError(wrong("Dense", "x", f"of shape {x.shape}", want, fix))
-    x, kernel, bias = promoted(dtype, x, *weights)
-    batch = () if x.ndim == len(axis) or any(a % x.ndim == 0 for a in axis) else (0,)
-    return so.dense(
-        x,
-        kernel,
-        bias,
-        contracting_dims=(axis, tuple(range(len(axis)))),
-        batch_dims=(batch, ()),
-        activation=activation,
-        quantizers=quantizers,
-        out_sharding=out_sharding,
-    )
-
-
-def norm(x: jax.Array, of: Norm, dtype: Any) -> jax.Array:
-    """The norm, in the wider dtype of x and the result."""
-    target = jnp.result_type(x, of.gamma) if dtype is None else dtype
-    wide = x.astype(jnp.result_type(x.dtype, target))
-    options: dict[str, Any] = {
-        "epsilon": of.epsilon,
-        "zero_centered_gamma": of.zero_centered_gamma,
-    }
-    if of.norm == "rms_norm":
-        return so.rms_norm(wide, of.gamma, **options).astype(target)
-    return so.layer_norm(wide, of.gamma, of.beta, **options).astype(target)
-
-
-def norm_dense(
-    x: jax.Array,
-    of: Norm,
-    weights: Weights,
-    *,
-    dtype: Any,
-    activation: Any,
-    quantizers: Any,
-    out_sharding: PartitionSpec | None,
-) -> jax.Array:
-    """`so.layer_norm_dense` of modules' parameters."""
-    x, kernel, bias = promoted(dtype, x, *weights)
-    return so.layer_norm_dense(
-        x,
-        of.gamma,
-        kernel,
-        beta=of.beta,
-        bias=bias,
-        norm=of.norm,
-        epsilon=of.epsilon,
-        zero_centered_gamma=of.zero_centered_gamma,
-        batch_dims=((0,) if x.ndim > 1 else (), ()),
-        activation=activation,
-        quantizers=quantizers,
-        out_sharding=out_sharding,
-    )
-
-
-def norm_mlp(
-    x: jax.Array,
-    of: Norm,
-    weights: MLPWeights,
-    *,
-    dtype: Any,
-    activation: Any,
-    quantizers: Any,
-    layout: Layout,
-) -> jax.Array:
-    """`so.layer_norm_mlp` of modules' parameters."""
-    x, weights = in_dtype(dtype, x, weights)
-    return mlp(x, weights, of, activation, layout=layout, quantizers=quantizers)
-
-
-def attend(
-    x: jax.Array,
-    kv: jax.Array | None,
-    weights: AttentionWeights,
-    heads: Heads,
-    *,
-    dtype: Any,
-    tokens: Tokens,
-    quantizers: Any,
-    layout: Layout,
-) -> jax.Array:
-    """`self_attention` of modules' parameters, without a norm."""
-    x, kv, weights = in_dtype(dtype, x, kv, weights)
-    return self_attention(
-        x, weights, heads, kv=kv, tokens=tokens, quantizers=quantizers, layout=layout
-    )
-
-
-def layer(
-    x: jax.Array,
-    norms: tuple[Norm, Norm],
-    weights: tuple[AttentionWeights, MLPWeights],
-    heads: Heads,
-    *,
-    dtype: Any,
-    activation: Any,
-    tokens: Tokens,
-    quantizers: Any,
-    layout: Layout,
-) -> jax.Array:
-    """`transformer_layer` of modules' parameters."""
-    x, (attention_weights, mlp_weights) = in_dtype(dtype, x, weights)
-    return transformer_layer(
-        x,
-        norms[0],
-        attention_weights,
-        norms[1],
-        mlp_weights,
-        heads=heads,
-        activation=activation,
-        tokens=tokens,
-        layout=layout,
-        quantizers=quantizers,
-    )
-
-
-def in_dtype(dtype: Any, *trees: Any) -> Any:
-    """Trees of arrays in `dtype`, or in their common one."""
-    leaves, structure = jax.tree.flatten(trees)
-    return jax.tree.unflatten(structure, promoted(dtype, *leaves))

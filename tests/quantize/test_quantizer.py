@@ -292,9 +292,6 @@ def test_recipes_refuse_other_settings(name):
     ],
 )
 def test_delayed_scaling_refuses(error, options):
-    refuses(
-        error,
-        lambda: so.recipes.DelayedScaling(**options),
-        op="DelayedScaling",
-        argument=next(iter(options)),
-    )
+    argument = next(iter(options))
+    make = lambda: so.recipes.DelayedScaling(**options)  # noqa: E731
+    refuses(error, make, op="DelayedScaling", argument=argument)

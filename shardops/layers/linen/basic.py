@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import shardops as so
-from shardops.layers import modules
+from shardops.layers import calls, modules
 from shardops.layers.linen.parameters import (
     KERNEL_INIT,
     ZEROS,
@@ -53,7 +53,7 @@ class Dense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         axis = modules.tuple_of(self.axis)
         weights = weights_of(self, modules.inputs_of(x, axis), modules.tuple_of(self.features))
-        return modules.dense(
+        return calls.dense(
             x,
             weights,
             axis,
@@ -87,7 +87,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return modules.norm(x, norm_of(self, "layer_norm", x.shape[-1]), self.dtype)
+        return calls.norm(x, norm_of(self, "layer_norm", x.shape[-1]), self.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -107,7 +107,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return modules.norm(x, norm_of(self, "rms_norm", x.shape[-1]), self.dtype)
+        return calls.norm(x, norm_of(self, "rms_norm", x.shape[-1]), self.dtype)
 
 
 class Softmax(nn.Module):

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from shardops.layers import modules
+from shardops.layers import calls, modules
 from shardops.layers.activations import check_gated
 from shardops.layers.linen.parameters import KERNEL_INIT, ZEROS, Kernel, Scale, layout, sharding
 from shardops.layers.projections import NormKind
@@ -70,7 +70,7 @@ class LayerNormDense(nn.Module):
             recipe=self.recipe,
             name="dense",
         )()
-        return modules.norm_dense(
+        return calls.norm_dense(
             x,
             norm,
             weights,
@@ -164,7 +164,7 @@ class LayerNormMLP(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         norm, weights, by_recipe = mlp_parameters(self, x.shape[-1])
-        return modules.norm_mlp(
+        return calls.norm_mlp(
             x,
             norm,
             weights,

@@ -5,7 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from shardops.layers import modules
+from shardops.layers import calls
 from shardops.layers.drop_in import DotGeneral
 from shardops.layers.projections import Norm, NormKind
 
@@ -79,6 +79,6 @@ def _normalised(module: Any, x: Any) -> Any:
         return nn.unbox(module.get_variable("params", name))
 
     beta = of("bias") if getattr(module, "use_bias", False) else None
-    return modules.norm(
+    return calls.norm(
         x, Norm(of("scale"), beta, _KINDS[type(module)], module.epsilon), module.dtype
     )

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from shardops.layers import modules
+from shardops.layers import calls, modules
 from shardops.layers.attention import Implementation, MaskKind
 from shardops.layers.linen.joined import MLPParameters
 from shardops.layers.linen.parameters import (
@@ -141,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         of_kv = None if kv is None else kv.shape[-1]
         out = features if self.out_features is None else self.out_features
         weights, by_recipe = attention_parameters(self, heads, features, of_kv, out)
-        return modules.attend(
+        return calls.attend(
             x,
             kv,
             weights,
@@ -237,7 +237,7 @@ class TransformerLayer(nn.Module):
             **common,
         )()
         lies = layout(self.rules)
-        return modules.layer(
+        return calls.layer(
             x,
             (norm, mlp_norm),
             (of_attention, of_mlp),

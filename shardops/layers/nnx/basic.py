@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import shardops as so
-from shardops.layers import modules
+from shardops.layers import calls, modules
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.parameters import Ruled, param, quantizers, state_of, value
 from shardops.layers.projections import Norm, NormKind, Weights
@@ -81,7 +81,7 @@ class Dense(Ruled):
         return quantizers("Dense", self.recipe, self.quantizers)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return modules.dense(
+        return calls.dense(
             x,
             self.weights(),
             self.axis,
@@ -125,7 +125,7 @@ class _Norm(Ruled):
         return Norm(value(self.scale), beta, self.kind, self.epsilon, self.zero_centered_gamma)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return modules.norm(x, self.norm(), self.dtype)
+        return calls.norm(x, self.norm(), self.dtype)
 
 
 class LayerNorm(_Norm):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from shardops.layers import modules
+from shardops.layers import calls, modules
 from shardops.layers.activations import check_gated
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
@@ -67,7 +67,7 @@ class LayerNormDense(Ruled):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return modules.norm_dense(
+        return calls.norm_dense(
             x,
             self.norm.norm(),
             self.dense.weights(),
@@ -146,7 +146,7 @@ class LayerNormMLP(Ruled):
         return modules.pair_of(self.up.by_recipe(), self.down.by_recipe())
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return modules.norm_mlp(
+        return calls.norm_mlp(
             x,
             self.norm.norm(),
             self.weights(),

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from shardops.layers import modules
+from shardops.layers import calls
 from shardops.layers.drop_in import DotGeneral
 from shardops.layers.nnx.parameters import value
 from shardops.layers.projections import Norm
@@ -18,9 +18,7 @@ class _LayerNorm(nnx.LayerNorm):
         if mask is not None:
             return super().__call__(x, mask=mask)
         beta = value(self.bias)
-        return modules.norm(
-            x, Norm(value(self.scale), beta, "layer_norm", self.epsilon), self.dtype
-        )
+        return calls.norm(x, Norm(value(self.scale), beta, "layer_norm", self.epsilon), self.dtype)
 
 
 class _RMSNorm(nnx.RMSNorm):
@@ -29,7 +27,7 @@ class _RMSNorm(nnx.RMSNorm):
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         if mask is not None:
             return super().__call__(x, mask=mask)
-        return modules.norm(x, Norm(value(self.scale), epsilon=self.epsilon), self.dtype)
+        return calls.norm(x, Norm(value(self.scale), epsilon=self.epsilon), self.dtype)
 
 
 _NORMS = {nnx.LayerNorm: _LayerNorm, nnx.RMSNorm: _RMSNorm}

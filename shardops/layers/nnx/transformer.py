@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from shardops.layers import modules
+from shardops.layers import calls, modules
 from shardops.layers.attention import Implementation, MaskKind
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
@@ -130,7 +130,7 @@ class MultiHeadAttention(Ruled):
           mask: bool, True where a query sees a key, broadcasting to [batch, heads, q, k].
           positions: [batch, length] or [length], of rotary positions; None: counted from 0.
         """
-        return modules.attend(
+        return calls.attend(
             x,
             kv,
             self.weights(),
@@ -229,7 +229,7 @@ class TransformerLayer(Ruled):
     ) -> jax.Array:
         """One layer of x [batch, length, features]. Arguments as in `MultiHeadAttention`."""
         layout = self.layout()
-        return modules.layer(
+        return calls.layer(
             x,
             (self.attention_norm.norm(), self.mlp.norm.norm()),
             (self.attention.weights(), self.mlp.weights()),
