@@ -94,9 +94,6 @@ def test_an_input_is_kept_on_explicit_axes_alone():
             so.dense(x, KERNEL, input_sharding=P(None, "tp"), quantizers=CURRENT)
 
 
-@pytest.mark.skipif(
-    jax.__version_info__[:2] == (0, 11), reason="JAX 0.11 takes what only a derivative reads as 0"
-)
 @pytest.mark.parametrize("of", ["x", "kernel"])
 def test_a_gradient_of_a_gradient_is_refused_with_quantisers_alone(of):
     """Through the cotangent, and where that is constant through the operand."""
