@@ -122,7 +122,7 @@ def _once_of(name: str, part: ScaledArray, of: jax.Array) -> ScaledArray:
 
 
 @with_derivative
-def _differentiated_once(name: str, _: None, array: jax.Array, of: jax.Array) -> jax.Array:
+def _differentiated_once(name: str, _: None, array: Any, of: Any) -> jax.Array:
     """`array`, which was made of `of`, in a derivative that has none: rounding would give 0."""
     del name, of
     return array
@@ -160,7 +160,6 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, dz: jax.Array) 
     plain = replace(op.bare, cheapest=False, name=f"{op.name}.grad")
     plain = replace(plain, kernel=config.runs_as_kernel(plain.name))
     with jax.named_scope(plain.scope):
-        dz = _differentiated_once(form.name, None, dz, dz)
         dz_parts = in_both_layouts(_groups_first(dz, rows, g), gradient, g)
         like = tuple(g + d for d in form.like)
         n = (*range(g), g + rows)
@@ -191,6 +190,9 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, dz: jax.Array) 
             None if like is None or amax is None else reported(amax, like)
             for amax, like in zip((*amaxes, dz_parts.amax), observed, strict=True)
         )
+    # On what is returned: JAX drops what no later derivative reads.
+    once = (dz, x.data, kernel.data)
+    dx, dkernel = (_differentiated_once(form.name, None, d, once) for d in (dx, dkernel))
     return (Operands(None, None, None, seen, x_type.apply(dx), kernel_type.apply(dkernel), dbias),)
 
 
