@@ -14,7 +14,8 @@ import numpy as np
 
 # Private: dtypes of one's own have no public name in JAX. What is used of them here is what
 # Flax's FP8 ops use too, and tests/layers/test_maxima.py runs on each version that is supported.
-from jax._src import core, dtypes
+from jax._src import core, dtypes, earray
+from jax._src.interpreters import pxla
 from jax.custom_batching import custom_vmap
 
 _FLOAT = np.dtype(np.float32)
@@ -50,6 +51,13 @@ class _Rules:
     @staticmethod
     def tangent_dtype(dtype: Any) -> Any:
         return dtype
+
+    @staticmethod
+    def global_sharded_result_handler(aval: Any, sharding: Any, committed: Any) -> Any:
+        # Residuals of `jax.grad(jax.jit(f))` leave one program and enter the next.
+        make = pxla.global_result_handlers[core.ShapedArray]
+        physical = make(core.physical_aval(aval), sharding, committed)
+        return physical.wrap(lambda array: earray.EArray(aval, array))
 
     @staticmethod
     def full(shape: Any, value: Any, dtype: Any) -> Any:

@@ -1,5 +1,7 @@
 """Products of quantised operands on every route: values, and what moves."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,3 +151,35 @@ def test_scaled_gemm_refuses_other_ops_sizes_and_stacks():
         so.gemm(jnp.ones((4, 2)), stack)
     with pytest.raises(ValueError, match="gemm: lhs is a ScaledArray without data"):
         so.gemm(jax.tree.map(lambda _: None, scaled), jnp.ones((32, 4)))
+
+
+@pytest.mark.parametrize(
+    "field, change",
+    [
+        ("block", {"block": (64, 64), "scale_inv": jnp.ones((2, 4))}),
+        ("scale_inv", {"scale_inv": jnp.ones((1, 2))}),
+        ("scale_inv", {"scale_inv": jnp.ones((128, 2), jnp.bfloat16)}),
+        ("scale_inv", {"scale_inv": None}),
+        ("data", {"data": jnp.ones((128, 256))}),
+        ("mode", {"mode": "block_128"}),
+        ("dtype", {"dtype": jnp.int32}),
+    ],
+)
+def test_scaled_gemm_refuses_parts_that_do_not_go_together(field, change):
+    right = so.quantize(jnp.ones((128, 256)), so.recipes.Block128Scaling().quantizer()).detach()
+    assert so.gemm(right, right, contracting_dims=((1,), (1,))).shape == (128, 128)
+    with pytest.raises(ValueError, match=rf"gemm: rhs\.{field} is"):
+        so.gemm(right, replace(right, **change), contracting_dims=((1,), (1,)))
+
+
+def test_vmap_over_the_other_operand_gathers_8_bit_data():
+    with meshes.entered("auto", {"dp": 2}) as mesh:
+        quantizer = so.recipes.CurrentScaling().quantizer("kernel")
+        w = jax.device_put(jnp.ones((256, 128), jnp.bfloat16), NamedSharding(mesh, P("dp")))
+        wq = jax.jit(lambda w: so.quantize(w, quantizer).detach())(w)
+        x = jax.device_put(jnp.ones((4, 64, 256), jnp.bfloat16), NamedSharding(mesh, P(None, "dp")))
+        f = jax.jit(jax.vmap(lambda x: so.gemm(x, wq, out_sharding=P("dp"))))
+        found = [c for c in hlo.collectives(f.lower(x).compile()) if c.kind == "all-gather"]
+        of_w = {c.dtype for c in found if c.shape == (256, 128)}
+        assert of_w <= {"f8e4m3fn", "f16"}, found  # XLA:CPU moves 8-bit floats as 16-bit ones
+        np.testing.assert_allclose(np.asarray(f(x), np.float32), 256, rtol=1e-2)

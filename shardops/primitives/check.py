@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardops.errors import wrong
+from shardops.primitives.check_scaled import scaled
 from shardops.rules.spec import Spec, axes_in, shards, to_spec
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -66,23 +67,10 @@ def operands(op: str, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """Two float arrays in their common dtype; of ScaledArrays each as it is."""
     if hasattr(lhs, "scale_inv") or hasattr(rhs, "scale_inv"):
         given = {"lhs": lhs, "rhs": rhs}
-        check = {True: _scaled, False: _array}
+        check = {True: scaled, False: _array}
         both = [check[hasattr(a, "scale_inv")](op, n, a) for n, a in given.items()]
         return both[0], both[1]
     return promoted(*arrays(op, lhs=lhs, rhs=rhs))
-
-
-def _scaled(op: str, name: str, value: Any) -> Any:
-    """A ScaledArray that has data, and one scale or blocks along its dims."""
-    if value.data is None and value.transposed_data is None:
-        fix = "Pass one that so.quantize made."
-        raise ValueError(wrong(op, name, "a ScaledArray without data", "data", fix))
-    added = value.ndim - len(value.block) if value.block else jnp.ndim(value.scale_inv)
-    if added:
-        got = f"a stack of ScaledArrays, {added} dims of them in front, of shape {value.shape}"
-        fix = f"Map over these dims: jax.vmap(so.{op}), or jax.lax.scan."
-        raise ValueError(wrong(op, name, got, "one ScaledArray", fix))
-    return value
 
 
 def promoted(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:

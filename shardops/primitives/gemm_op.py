@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from shardops import array_type, routing
 from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Call, Inner, Itemsizes, Placement, Shapes, Wanted
-from shardops.primitives.local import local_primitive
+from shardops.primitives.gemm_local import local_gemm
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
 from shardops.rules.gemm_finish import Addend, finish_where_cheapest
@@ -122,7 +122,7 @@ class GemmOp:
 
     def local(self, plan: GemmPlan | None, arrays: Arrays, inner: Inner) -> tuple[jax.Array, ...]:
         if plan is None:
-            return self.on_device(_local_gemm, arrays)
+            return self.on_device(local_gemm, arrays)
         if not (self.save and plan.after_finish):
             out, *saved = self._finished(plan, arrays, inner)
             return (carry_out(out, plan.after_finish), *saved)
@@ -145,7 +145,12 @@ class GemmOp:
         return self._finish(total, *self._optional(arrays))
 
     def vmapped(
-        self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+        self,
+        size: int,
+        batched: Sequence[bool],
+        arrays: Arrays,
+        wanted: Wanted,
+        run: Callable[..., tuple[jax.Array, ...]] = routing.run,
     ) -> tuple[jax.Array, ...]:
         """A new first dim is a free dim of the operand that has it, a true batch dim if both do."""
         del size
@@ -155,7 +160,7 @@ class GemmOp:
         bias_batched = self.bias and batched[2]
         n_batch, n_lhs = len(self.batch[0]), lhs.ndim - len(self.contracting[0] + self.batch[0])
         if not (by_lhs or by_rhs) or (bias_batched and by_lhs):
-            return self._batch_apart(batched, arrays, wanted[:1])
+            return self._batch_apart(batched, arrays, wanted[:1], run)
         new = 0 if by_lhs and by_rhs else n_batch if by_lhs else n_batch + n_lhs
         op = replace(
             self,
@@ -179,18 +184,22 @@ class GemmOp:
         asked = tuple(
             None if w is None else (*w[:new], axes[0] if axes else (), *w[new:]) for w in wanted
         )
-        return tuple(jnp.moveaxis(r, new, 0) for r in routing.run(op, operands, asked))
+        return tuple(jnp.moveaxis(r, new, 0) for r in run(op, operands, asked))
 
     def _batch_apart(
-        self, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
+        self,
+        batched: Sequence[bool],
+        arrays: Arrays,
+        wanted: Wanted,
+        run: Callable[..., tuple[jax.Array, ...]],
     ) -> tuple[jax.Array, ...]:
         """Where bias or `add` alone bring the new dim: the product apart, the rest on top of it."""
         bare = self.bare
         operands = arrays[:2]
         if any(batched[:2]):
-            (out,) = bare.vmapped(0, batched[:2], operands, wanted)
+            (out,) = bare.vmapped(0, batched[:2], operands, wanted, run)
         else:
-            out = routing.run(bare, operands, wanted)[0][None]
+            out = run(bare, operands, wanted)[0][None]
         bias, add = self._optional(arrays)
         if bias is not None:
             stretch = out.ndim - bias.ndim + (0 if batched[2] else -1)
@@ -245,54 +254,3 @@ class GemmOp:
 
 def _shift_pair(pair: DimPair, by_lhs: bool, by_rhs: bool) -> DimPair:
     return tuple(d + by_lhs for d in pair[0]), tuple(d + by_rhs for d in pair[1])
-
-
-def gemm_reference(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    *extra: jax.Array,
-    contracting: DimPair,
-    batch: DimPair,
-    bias: bool,
-    add: bool,
-    epilogue: str,
-    out_dtype: str,
-    precision: Any,
-) -> tuple[jax.Array, ...]:
-    """The product on one device, in jnp: what the kernel computes, and what a CPU runs."""
-    rest = iter(extra)
-    z = jax.lax.dot_general(
-        lhs, rhs, (contracting, batch), precision=precision, preferred_element_type=jnp.float32
-    )
-    bias_array = next(rest) if bias else None
-    if add:
-        z = z + next(rest).astype(jnp.float32)
-    if bias_array is not None:
-        z = z + bias_array.astype(jnp.float32)
-    pre = z.astype(out_dtype)
-    if epilogue in ("none", "bias"):
-        return (pre,)
-    activate = jax.nn.relu if epilogue == "relu" else jax.nn.gelu
-    out = activate(z).astype(out_dtype)
-    return (out, pre) if epilogue == "gelu_aux" else (out,)
-
-
-def _gemm_kernel(
-    lhs: jax.Array, rhs: jax.Array, *extra: jax.Array, bias: bool, add: bool, **statics: Any
-) -> tuple[jax.Array, ...]:
-    from shardops.kernels import gemm as kernels  # CUDA only: not imported on other machines
-
-    rest = iter(extra)
-    bias_array = next(rest) if bias else None
-    add_array = next(rest) if add else None
-    return tuple(kernels.gemm(lhs, rhs, bias_array, add_array, **statics))
-
-
-def _gemm_on_cpu(lhs: jax.Array, rhs: jax.Array, *extra: Any, **statics: Any) -> Any:
-    """XLA:CPU multiplies 16-bit operands into float32 in some orders of dims only; widened, the
-    values are the same."""
-    wide = jnp.float32
-    return gemm_reference(lhs.astype(wide), rhs.astype(wide), *extra, **statics)
-
-
-_local_gemm = local_primitive("shardops_gemm", gemm_reference, _gemm_kernel, on_cpu=_gemm_on_cpu)

@@ -118,9 +118,20 @@ class ScaledGemmOp:
     def vmapped(
         self, size: int, batched: Sequence[bool], arrays: Arrays, wanted: Wanted
     ) -> tuple[jax.Array, ...]:
-        """Dequantised first: a new dim of one operand's scales is no loop of the product."""
+        """Dequantised first where it is a quantised operand that has the new dim: a new dim of
+        one operand's scales is no loop of the product."""
         del size
         parts, flags = self.sides(arrays), self.sides(batched)
+        sides = ((self.lhs, flags[0]), (self.rhs, flags[1]))
+        if not any(side is not None and any(new) for side, new in sides):
+            (lhs, *of_lhs), (rhs, *of_rhs), rest = parts
+
+            def run(op: GemmOp, given: Arrays, asked: Wanted) -> tuple[jax.Array, ...]:
+                arrays = (given[0], *of_lhs, given[1], *of_rhs, *given[2:])
+                return routing.run(replace(self, product=op), arrays, asked)
+
+            by = (flags[0][0], flags[1][0], *flags[2])
+            return self.product.vmapped(0, by, (lhs, rhs, *rest), wanted, run)
         both, by = [], []
         for side, given, new in ((self.lhs, parts[0], flags[0]), (self.rhs, parts[1], flags[1])):
             axes = [0 if b else None for b in new]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels.gemm_scaled_plan import DimPair, Kind, ScaledPlan, Side, scaled_plan
-from shardops.primitives.gemm_op import gemm_reference
+from shardops.primitives.gemm_local import gemm_reference
 from shardops.primitives.local import local_primitive
 from shardops.primitives.scaled import ScaledArray, ScalingMode
 

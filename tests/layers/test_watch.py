@@ -253,3 +253,15 @@ def test_watch_says_what_it_wants():
     with pytest.raises(ValueError, match=r"update: observed is of structure"):
         so.recipes.update(QS, (QS, QS))
     assert np.isfinite(dense(BATCHES[0], QS)).all()  # no gradient: state as it is kept
+
+
+def test_the_gradient_of_a_jitted_function_is_that_of_the_function():
+    """Residuals leave one program and enter another."""
+
+    def f(qs, x):
+        return jnp.sum(dense(x, so.recipes.watch(qs)) ** 2)
+
+    inside = jax.jit(jax.grad(f, argnums=(0, 1)))(QS, BATCHES[0])
+    outside = jax.grad(jax.jit(f), argnums=(0, 1))(QS, BATCHES[0])
+    for one, other in zip(*map(jax.tree.leaves, (inside, outside)), strict=True):
+        np.testing.assert_array_equal(one, other)
