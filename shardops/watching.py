@@ -77,6 +77,9 @@ def _next(quantizer: Quantizer, amax: Any) -> Quantizer:
 def _watched(quantizer: Quantizer, overwrite: bool) -> Quantizer:
     if quantizer.scale_inv is None:
         return quantizer
+    if quantizer.observed is not None:
+        got, fix = "watched already", "Call watch once, at the top of what is differentiated."
+        raise ValueError(wrong("watch", "quantizers", got, "state that nobody watches yet", fix))
     if not is_traced():
         raise NotImplementedError(
             "watch: quantizers are watched outside of a jit; expected a function inside of one, "

@@ -6,8 +6,8 @@
 //
 // Alignment: a vector moves as words of up to 16 bytes where every pointer of the launch allows it.
 // That is only known at run time (a buffer may be a slice of another), so a branch, the same for
-// the whole grid, picks words or single elements. The loop over single elements (`for_each`) is not
-// unrolled: it would be a second copy of the kernel, as long to compile.
+// the whole grid, picks words or single elements. Kernels that hold rows in registers are compiled
+// for both; the others take a loop over single elements, which is quicker to compile.
 #pragma once
 #include "ptx.cuh"
 
@@ -213,6 +213,7 @@ struct RowSlice {
     }
   }
 
+ private:
   template <bool kAligned, bool kStream, typename T>
   static __device__ __forceinline__ void load_each(Vector<T, kLength> (&to)[kCount], const T* row,
                                                    bool active) {

@@ -8,8 +8,12 @@
 // Layout: x, add, y, h [rows, COLS] row-major; gamma, beta [COLS]; mean, rstd [rows] float32.
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row; the grid strides
 // over rows. A thread reads its vectors of the row once, keeps them, and writes the same places.
-#include "norm_forward_elements.cuh"
+#include "elements.cuh"
 #include "reduce.cuh"
+
+using X = ElementOf<X_TYPE>::Type;
+using Gamma = ElementOf<GAMMA_TYPE>::Type;
+using Beta = ElementOf<BETA_TYPE>::Type;
 
 constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
@@ -28,26 +32,26 @@ using Statistics = RowSum<kThreadsPerRow, kRowsPerBlock, 1>;
 
 // Replaces the row by its result. gamma and beta are read where they are used, since to hold all of
 // a float32 pair of them would take more registers than the row itself.
+template <bool kAligned>
 __device__ __forceinline__ void scale_row(Vector<X, kLength> (&values)[Slice::kCount],
                                           const Gamma* __restrict__ gamma,
                                           const Beta* __restrict__ beta, float mean, float rstd) {
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) {
     if (!Slice::owns(i)) continue;
-    const auto scale = load<true, false, kLength>(gamma + Slice::column(i));
+    const Vector<Gamma, kLength> scale = load<kAligned, false, kLength>(gamma + Slice::column(i));
 #if HAS_BETA
-    const auto shift = load<true, false, kLength>(beta + Slice::column(i));
+    const Vector<Beta, kLength> shift = load<kAligned, false, kLength>(beta + Slice::column(i));
 #endif
     values[i].forget();
     float result[kLength];
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
+      const float g = scale.at(j) + (ZERO_CENTERED ? 1.0f : 0.0f);
+      result[j] = (values[i].at(j) - mean) * rstd * g;
 #if HAS_BETA
-      const float bias = shift.at(j);
-#else
-      constexpr float bias = 0.0f;
+      result[j] += shift.at(j);
 #endif
-      result[j] = result_of(values[i].at(j), mean, rstd, scale.at(j), bias);
     }
     values[i] = rounded<X>(result);
   }
@@ -75,24 +79,13 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
 
+  bool aligned = is_aligned<kLength>(x) && is_aligned<kLength>(y) && is_aligned<kLength>(gamma);
+#if HAS_BETA
+  aligned = aligned && is_aligned<kLength>(beta);
+#endif
 #if HAS_ADD
-  const bool aligned = is_aligned<kLength>(x, y, gamma, beta, add, h);
-#else
-  const bool aligned = is_aligned<kLength>(x, y, gamma, beta);
+  aligned = aligned && is_aligned<kLength>(add) && is_aligned<kLength>(h);
 #endif
-
-  if (!aligned) {
-#if !HAS_ADD
-    constexpr const X* add = nullptr;
-    constexpr X* h = nullptr;
-#endif
-#if !LAYER
-    constexpr float* mean_out = nullptr;
-#endif
-    forward_by_elements(x, gamma, beta, add, y, h, mean_out, rstd_out, rows, epsilon,
-                        kThreadsPerRow * kRowsPerBlock / 32);
-    return;
-  }
 
   const long long stride = static_cast<long long>(gridDim.x) * kRowsPerBlock;
   // The bound is the block's first row: all its threads make the same number of turns, as the
@@ -104,19 +97,24 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     const long long offset = row * kCols;
 
     Vector<X, kLength> values[Slice::kCount];
-    Slice::load_each<true, kStream>(values, x + offset, active);
+    Slice::load_all<kStream>(values, x + offset, active, aligned);
 #if HAS_ADD
     Vector<X, kLength> addend[Slice::kCount];
-    Slice::load_each<true, kStream>(addend, add + offset, active);
+    Slice::load_all<kStream>(addend, add + offset, active, aligned);
 #pragma unroll
-    for (int i = 0; i < Slice::kCount; ++i) values[i] = sum_of<kLength>(values[i], addend[i]);
-    if (active) Slice::store_each<true, kStream>(h + offset, values);
+    for (int i = 0; i < Slice::kCount; ++i) {
+      float total[kLength];
+#pragma unroll
+      for (int j = 0; j < kLength; ++j) {
+        total[j] = values[i].at(j) + addend[i].at(j);
+      }
+      values[i] = rounded<X>(total);
+    }
+    Slice::store_all<kStream>(h + offset, values, active, aligned);
 #endif
 
-    // Branches between the passes of LayerNorm: without them ptxas keeps unpacked what it need not.
     const auto squares_about = [&](float centre) {
       float total = 0.0f;
-      if (LAYER && !active) return total;
 #pragma unroll
       for (int i = 0; i < Slice::kCount; ++i) {
         values[i].forget();
@@ -133,12 +131,10 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     float mean;
     float squares;
     float sum = 0.0f;
-    if (active) {
 #pragma unroll
-      for (int i = 0; i < Slice::kCount; ++i) {
+    for (int i = 0; i < Slice::kCount; ++i) {
 #pragma unroll
-        for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
-      }
+      for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
     }
     statistics(sum, squares_about, mean, squares);
 #else
@@ -147,15 +143,20 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     statistics(sums);
     const float squares = sums[0];
 #endif
-    const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
+    const float rstd = 1.0f / sqrtf(squares / kCols + epsilon);
+
     if (active && threadIdx.x == 0) {
 #if LAYER
       mean_out[row] = mean;
 #endif
       rstd_out[row] = rstd;
     }
-    if (!active) continue;
-    scale_row(values, gamma, beta, mean, rstd);
-    Slice::store_each<true, kStream>(y + offset, values);
+
+    if (aligned) {
+      scale_row<true>(values, gamma, beta, mean, rstd);
+    } else {
+      scale_row<false>(values, gamma, beta, mean, rstd);
+    }
+    Slice::store_all<kStream>(y + offset, values, active, aligned);
   }
 }

@@ -57,11 +57,11 @@ def test_dense_multiplies_in_8_bits_in_both_passes(rng, recipe, dtype):
 
 @pytest.mark.parametrize("recipe", HOPPER)
 @pytest.mark.parametrize("activation", ["gelu", ("silu", "linear")])
-def test_mlp_by_kernels_is_that_by_jnp(rng, recipe, activation):
-    """Other last bits of the norm and of sums put some numbers on the next of a format: less than
-    the rounding of a number in ten."""
+def test_mlp_by_kernels_is_as_good_as_that_by_jnp(rng, recipe, activation):
+    """Other last bits of the norm and of sums put some numbers on the next of a format, and what
+    comes of them on others again: the two differ, but not in how far they are from no rounding."""
     pair = (2,) * isinstance(activation, tuple)
-    x, gamma, up, down, dy = (
+    arrays = [
         cases.random(rng, shape, "bfloat16", scale)
         for shape, scale in (
             ((4, 128, K), 1),
@@ -70,10 +70,9 @@ def test_mlp_by_kernels_is_that_by_jnp(rng, recipe, activation):
             ((N, K), N**-0.5),
             ((4, 128, K), 1),
         )
-    )
-    qs = (eight_bits.RECIPES[recipe].dense_quantizers(),) * 2
+    ]
 
-    def run(x, gamma, up, down, dy):
+    def run(qs, x, gamma, up, down, dy):
         def f(x, gamma, up, down):
             return so.layer_norm_mlp(
                 x,
@@ -81,17 +80,19 @@ def test_mlp_by_kernels_is_that_by_jnp(rng, recipe, activation):
                 (up, down),
                 norm="rms_norm",
                 activation=activation,
-                quantizers=so.recipes.watch(qs),
-                precise_accumulation=True,
+                quantizers=qs and so.recipes.watch(qs),
+                precise_accumulation=qs is not None,
             )
 
         y, pull = jax.vjp(f, x, gamma, up, down)
         return y, *pull(dy)
 
-    got = jax.jit(run)(x, gamma, up, down, dy)
-    with so.use_kernels(""):
-        want = jax.jit(run)(x, gamma, up, down, dy)
-    for one, other in zip(got, want, strict=True):
-        one, other = (np.asarray(a.astype(jnp.float32)) for a in (one, other))
-        off = np.linalg.norm(one - other) / np.linalg.norm(other)
-        assert off <= eight_bits.E5M2 * 0.1**0.5
+    qs = (eight_bits.RECIPES[recipe].dense_quantizers(),) * 2
+    kernels = jax.jit(run)(qs, *arrays)
+    with so.use_kernels(""), jax.default_matmul_precision("float32"):
+        in_jnp = jax.jit(run)(qs, *arrays)
+        exact = jax.jit(run)(None, *(a.astype(jnp.float32) for a in arrays))
+    for got, other, true in zip(kernels, in_jnp, exact, strict=True):
+        got, other, true = (np.asarray(a, np.float64) for a in (got, other, true))
+        errors = [np.linalg.norm(a - true) / np.linalg.norm(true) for a in (got, other)]
+        assert errors[0] <= 1.1 * errors[1] + 2**-8, errors

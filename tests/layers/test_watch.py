@@ -250,6 +250,9 @@ def test_watch_says_what_it_wants():
         so.recipes.watch(QS)
     with pytest.raises(ValueError, match=r"dense: quantizers.input is delayed state that nothing"):
         jax.jit(jax.grad(lambda x: jnp.sum(dense(x, QS))))(BATCHES[0])
+    twice = lambda q: jnp.sum(dense(BATCHES[0], so.recipes.watch(so.recipes.watch(q))))  # noqa: E731
+    with pytest.raises(ValueError, match=r"watch: quantizers is watched already"):
+        jax.jit(jax.grad(twice))(QS)
     with pytest.raises(ValueError, match=r"update: observed is of structure"):
         so.recipes.update(QS, (QS, QS))
     assert np.isfinite(dense(BATCHES[0], QS)).all()  # no gradient: state as it is kept
