@@ -60,9 +60,11 @@ def quantizers(op: str, recipe: Any, state: Any) -> Any:
 def _made(op: str, recipe: Any) -> Any:
     if recipe is None:
         return None
-    if not hasattr(recipe, "dense_quantizers"):
+    is_class = isinstance(recipe, type)
+    if is_class or not hasattr(recipe, "dense_quantizers"):
         want, fix = "one of so.recipes, or None", "Pass so.recipes.CurrentScaling() or another."
-        raise TypeError(wrong(op, "recipe", f"a {type(recipe).__name__}", want, fix))
+        got = f"the class {recipe.__name__}" if is_class else f"a {type(recipe).__name__}"
+        raise TypeError(wrong(op, "recipe", got, want, fix))
     if jax.default_backend() == "gpu":
         _say_what_runs_instead(recipe, current_target().arch)
     return recipe.dense_quantizers()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 import shardops as so
 from shardops.errors import wrong
@@ -66,7 +67,11 @@ class Heads:
             fix = "Or pass head_dim: heads may have any number of features."
             raise ValueError(wrong(op, "num_heads", repr(num_heads), want, fix))
         head_dim = features // num_heads if head_dim is None else head_dim
-        if rest.get("rope_theta") is not None and head_dim % 2:
+        theta = rest.get("rope_theta")
+        if theta is not None and not theta > 0:
+            fix = "It is the base of the wave lengths: 1e4 is usual."
+            raise ValueError(wrong(op, "rope_theta", repr(theta), "a positive number", fix))
+        if theta is not None and head_dim % 2:
             fix = "Rotary positions turn pairs of features."
             raise ValueError(wrong(op, "head_dim", repr(head_dim), "an even number", fix))
         check.one_of(op, "mask_kind", rest.get("mask_kind", "none"), MASK_KINDS)
@@ -123,10 +128,13 @@ def self_attention(
       quantizers: of the product into heads, of that out of them, and, with `kv`, of that of keys
         and values.
     Returns: [batch, length, d of out].
+    Raises: ValueError for shapes, and for positions without `rope_theta`; TypeError for what is no
+      array.
     Sharding: heads cut over an axis: the input gathered along it once for queries, keys and values
       where the stream is cut over it, and one sum, or scatter, after the last product. Attention
       itself moves nothing.
     """
+    _check_inputs(x, kv, weights, heads, tokens)
     if kv is None:
         parts = (weights.query, weights.key, weights.value)
         options = {"quantizers": quantizers[0], "heads": layout.heads, "gathered": layout.gathered}
@@ -153,6 +161,25 @@ def self_attention(
     return joined(
         mixed, weights.out, quantizers=quantizers[1], heads=layout.heads, stream=layout.stream
     )
+
+
+def _check_inputs(
+    x: jax.Array, kv: jax.Array | None, weights: AttentionWeights, heads: Heads, tokens: Tokens
+) -> None:
+    op = "self_attention"
+    for name, array, of in (("x", x, weights.query), ("kv", x if kv is None else kv, weights.key)):
+        want = f"[batch, length, {of.kernel.shape[0]}]"
+        if array.ndim != 3 or array.shape[-1] != of.kernel.shape[0]:
+            fix = "These are the features of the query and key kernels."
+            raise ValueError(wrong(op, name, f"of shape {array.shape}", want, fix))
+    for name, value in tokens._asdict().items():
+        if value is not None and not isinstance(value, jax.Array | np.ndarray):
+            got, fix = f"a {type(value).__name__}", "Convert it with jnp.asarray."
+            raise TypeError(wrong(op, name, got, "an array", fix))
+    if tokens.positions is not None and heads.rope_theta is None:
+        fix = "Give the layer a rope_theta, or leave positions out."
+        got = "given, where there is no rope_theta"
+        raise ValueError(wrong(op, "positions", got, "None", fix))
 
 
 def mlp(

@@ -197,7 +197,7 @@ def test_layers_of_nnx_in_a_scan_and_a_nested_jit(rng):
         ("save_gemms", {"[2,8,4,3,8]", "[2,8,32]", "[2,8,2,64]"}),
         ("save_norms", {"[2,8,32]"}),
     ],
-    ids=str,
+    ids=["none", "products", "norms"],
 )
 def test_policies_keep_products_and_norms_of_layers(rng, capsys, policy, kept):
     """Queries, keys and values; what attention and the MLP give; gate and linear half."""
