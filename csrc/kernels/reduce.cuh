@@ -72,22 +72,13 @@ struct RowMoments {
 
   __device__ explicit RowMoments(Buffers& shared) : buffers(shared), turn(0) {}
 
-  // Elements of the row that a warp owns, and their inverse: of the vectors after the last turn of
-  // all threads, whole warps have 32, one warp what is left, others none.
-  static constexpr int kInTurns = kVectors / kThreads * 32;
-  static constexpr int kLeft = kVectors % kThreads;
-  static constexpr float kCounts[3] = {
-      static_cast<float>((kInTurns + 32) * kLength),
-      static_cast<float>((kInTurns + kLeft % 32) * kLength),
-      static_cast<float>(kInTurns * kLength),
-  };
-  static __device__ __forceinline__ float count(int warp) {
-    return warp < kLeft / 32 ? kCounts[0] : warp == kLeft / 32 ? kCounts[1] : kCounts[2];
-  }
-  static __device__ __forceinline__ float share(int warp) {
-    constexpr float kShares[3] = {1.0f / kCounts[0], 1.0f / kCounts[1],
-                                  1.0f / (kInTurns > 0 ? kCounts[2] : 1.0f)};
-    return warp < kLeft / 32 ? kShares[0] : warp == kLeft / 32 ? kShares[1] : kShares[2];
+  // Elements of the row that a warp owns.
+  static __device__ constexpr float count(int warp) {
+    int vectors = 0;
+    for (int first = warp * 32; first < kVectors; first += kThreads) {
+      vectors += kVectors - first < 32 ? kVectors - first : 32;
+    }
+    return static_cast<float>(vectors * kLength);
   }
 
   // `sum` is the thread's own; `squares_about(m)` its sum of (value - m)^2. Every thread of the
@@ -97,14 +88,14 @@ struct RowMoments {
                                              float& squares) {
     sum = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum);
     if constexpr (kThreads <= 32) {
-      mean = sum * (1.0f / kCols);
+      mean = sum / kCols;
       squares = sum_lanes<kThreads>(squares_about(mean));
     } else {
       const int lane = threadIdx.x % 32;
       const int warp = threadIdx.x / 32;
       auto& shared = buffers.values[turn][threadIdx.y];
       turn ^= 1;
-      squares = sum_lanes<32>(squares_about(sum * share(warp)));
+      squares = sum_lanes<32>(squares_about(sum / count(warp)));
       if (lane == 0) {
         shared[0][warp] = sum;
         shared[1][warp] = squares;
@@ -114,12 +105,12 @@ struct RowMoments {
         sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) sum += shared[0][w];
-        mean = sum * (1.0f / kCols);
+        mean = sum / kCols;
         squares = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) squares += squares_of_warp(shared, w, mean);
       } else {
-        mean = sum_lanes<32>(lane < kWarps ? shared[0][lane] : 0.0f) * (1.0f / kCols);
+        mean = sum_lanes<32>(lane < kWarps ? shared[0][lane] : 0.0f) / kCols;
         squares = sum_lanes<32>(lane < kWarps ? squares_of_warp(shared, lane, mean) : 0.0f);
       }
     }
@@ -128,7 +119,7 @@ struct RowMoments {
  private:
   static __device__ __forceinline__ float squares_of_warp(const float (&shared)[2][padded(kWarps)],
                                                           int warp, float mean) {
-    const float distance = shared[0][warp] * share(warp) - mean;
+    const float distance = shared[0][warp] / count(warp) - mean;
     return shared[1][warp] + count(warp) * distance * distance;
   }
 };
