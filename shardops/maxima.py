@@ -2,7 +2,7 @@
 
 So the largest magnitudes that a backward pass sees leave it. A value of dtype `MAX32` is a float32
 number >= 0, or NaN; the sum of two in JAX's derivatives is the larger one, NaN counting as the
-largest. Arrays of it exist inside of `jax.jit` alone.
+largest. Arrays of it are made inside of `jax.jit` alone.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # Private: dtypes of one's own have no public name in JAX. What is used of them here is what
-# Flax's FP8 ops use too, and tests/layers/test_maxima.py runs on each version that is supported.
+# Flax's FP8 ops use too, and tests/layers/test_watch.py runs on each version that is supported.
 from jax._src import core, dtypes, earray
 from jax._src.interpreters import pxla
 from jax.custom_batching import custom_vmap

@@ -32,7 +32,7 @@ def watch(quantizers: Tree, *, overwrite: bool = False) -> Tree:
         overwrite state with its gradient want it.
     Returns: the same pytree, for layers.
     Raises: NotImplementedError outside of `jax.jit`, and inside of a `shard_map` with
-      check_vma=False.
+      check_vma=False; ValueError for what is watched already.
     Sharding: the state is replicated, and so are its cotangents.
     """
     return _map(lambda q: _watched(q, overwrite), quantizers)

@@ -3,18 +3,16 @@
 import hashlib
 import json
 import math
-import os
 import pathlib
-import secrets
 import threading
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import jax
 
 from shardops import config
+from shardops.kernels.cache import write_whole
 
 # What an entry begins with: files of another version of this format are foreign.
 _FORMAT = "shardops gemm algorithm 1"
@@ -133,7 +131,7 @@ def _algorithm(entry: Any, problem: Mapping[str, Any]) -> Algorithm | None:
 
 
 def _write(key: str, problem: Mapping[str, Any], algorithm: Algorithm) -> None:
-    """Written to a temporary file and renamed: readers see all of it or nothing."""
+    """One entry, as `_algorithm` reads it; where that fails, a warning."""
     entry = {
         "format": _FORMAT,
         "problem": problem,
@@ -142,16 +140,8 @@ def _write(key: str, problem: Mapping[str, Any], algorithm: Algorithm) -> None:
     }
     text = json.dumps({**entry, "digest": _digest(entry)}, indent=1)
     path = _path(key)
-    temporary = path.with_name(f".{key[:16]}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        write_whole(path, text.encode())
     except OSError as error:
         _warn("write", f"{path} cannot be written ({error}); later processes time again.")
 

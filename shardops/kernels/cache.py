@@ -56,6 +56,22 @@ class Entry:
     about: dict[str, Any] | None
 
 
+def write_whole(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file, and its folder, so that readers see all of it or nothing. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not `tempfile`: its files are readable by their owner alone, and a pack that root put into
+    # an image, or the cache of a group, is read by others.
+    temporary = path.with_name(f".{path.stem[:16]}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:  # also an interrupt from the keyboard leaves nothing behind
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 class KernelDirectory:
     """Entries are files named by key. What cannot be read or written is ignored, with one warning.
 
@@ -107,19 +123,7 @@ class KernelDirectory:
         """
         account = json.dumps(about).encode()
         rest = _LENGTH.pack(len(account)) + account + code
-        self.path.mkdir(parents=True, exist_ok=True)
-        # Not `tempfile`: its files are readable by their owner alone, and a pack that root put into
-        # an image, or the cache of a group, is read by others.
-        name = f".{key[:16]}-{os.getpid()}-{secrets.token_hex(4)}"
-        temporary = self.path / name
-        try:
-            with open(temporary, "xb") as file:
-                file.write(_MAGIC + hashlib.sha256(rest).digest() + rest)
-            os.replace(temporary, self._entry(key))
-        except BaseException:  # also an interrupt from the keyboard leaves nothing behind
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_whole(self._entry(key), _MAGIC + hashlib.sha256(rest).digest() + rest)
 
     def entries(self) -> list[Entry]:
         """Returns all entries, ordered by name, whole or not. Raises OSError."""

@@ -10,10 +10,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardops.errors import wrong
 from shardops.primitives.check_scaled import scaled
+from shardops.primitives.scaling import FLOATS
 from shardops.rules.spec import Spec, axes_in, shards, to_spec
-
-FLOATS = ("float32", "bfloat16", "float16")
-
 
 _OPTIONAL = ("bias", "beta", "add")
 

@@ -5,10 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from shardops.errors import wrong
-from shardops.primitives.scaling import FORMATS, ScalingMode
+from shardops.primitives.scaling import FLOATS, FORMATS, ScalingMode
 from shardops.rules.scales import scale_shape
 
-_FLOATS = ("float32", "bfloat16", "float16")
 # Elements that a scale covers, and along how many dims at most.
 _BLOCKS = {ScalingMode.BLOCK_128: (128, 2), ScalingMode.MXFP8: (32, 1)}
 
@@ -37,8 +36,8 @@ def _parts(op: str, name: str, value: Any) -> None:
 
     if not isinstance(value.mode, ScalingMode):
         refuse("mode", repr(value.mode), "a ScalingMode")
-    if value.dtype.name not in _FLOATS:
-        refuse("dtype", value.dtype.name, " | ".join(_FLOATS))
+    if value.dtype.name not in FLOATS:
+        refuse("dtype", value.dtype.name, " | ".join(FLOATS))
     for prefix, part in (("", value), ("transposed_", value.transposed)):
         if part is None or part.data is None:
             continue

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from shardops import array_type, routing
 from shardops.moving import carry_out
 from shardops.op import Arrays, AxisSizes, Call, Inner, Itemsizes, Placement, Shapes, Wanted
-from shardops.primitives.gemm_local import local_gemm
+from shardops.primitives.gemm_local import DimPair, local_gemm
 from shardops.rules.gemm import plan
 from shardops.rules.gemm_dims import GemmDims, GemmPlan
 from shardops.rules.gemm_finish import Addend, finish_where_cheapest
@@ -18,7 +18,6 @@ from shardops.rules.shardy import gemm_factors
 from shardops.rules.spec import Axes, Spec, among, divisible
 
 Dims = tuple[int, ...]
-DimPair = tuple[Dims, Dims]
 Blocks = tuple[Dims | None, Dims | None]
 Activation = Literal["gelu", "silu", "relu"]
 ACTIVATIONS = {"gelu": jax.nn.gelu, "silu": jax.nn.silu, "relu": jax.nn.relu}

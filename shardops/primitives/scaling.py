@@ -14,6 +14,7 @@ from shardops import array_type
 from shardops.rules.scales import scale_shape, scale_spec
 from shardops.rules.spec import Spec, to_partition_spec
 
+FLOATS = ("float32", "bfloat16", "float16")
 FORMATS = ("float8_e4m3fn", "float8_e5m2")
 TINY = float(np.finfo(np.float32).tiny)  # smaller ones are flushed to 0 on some devices
 
