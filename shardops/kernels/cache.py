@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import secrets
+import stat
 import struct
 import time
 import warnings
@@ -17,10 +18,10 @@ from typing import Any
 
 from shardops.kernels.resources import Resources
 
-# An entry: this line, the SHA-256 of the rest, the length of an account in JSON, the account, and
-# the machine code. Kernels are executed: an entry is used only where it is whole, as its digest
-# says.
-_MAGIC = b"shardops kernel 2\n"
+# An entry: this line, the SHA-256 of its key and the rest, the length of an account in JSON, the
+# account, and the machine code. Kernels are executed: an entry is used only where it is whole and
+# under its own name, as its digest says.
+_MAGIC = b"shardops kernel 3\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("<I")
 # What every account says; `compile.compile_kernel` writes it.
@@ -94,7 +95,7 @@ class KernelDirectory:
         """Returns the machine code, or None where there is no entry that is whole."""
         path = self._entry(key)
         try:
-            data = path.read_bytes()
+            data = _content(path)
         except FileNotFoundError:
             if self._required and not self.path.exists():
                 self._warn("does not exist")
@@ -102,7 +103,7 @@ class KernelDirectory:
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             self._warn(f"cannot be read ({error})")
             return None
-        parts = _parts(data)
+        parts = _parts(key, data)
         if parts is None:
             self._warn(f"holds a damaged or foreign file, {path.name}")
             return None
@@ -123,7 +124,7 @@ class KernelDirectory:
         """
         account = json.dumps(about).encode()
         rest = _LENGTH.pack(len(account)) + account + code
-        write_whole(self._entry(key), _MAGIC + hashlib.sha256(rest).digest() + rest)
+        write_whole(self._entry(key), _MAGIC + _digest(key, rest) + rest)
 
     def entries(self) -> list[Entry]:
         """Returns all entries, ordered by name, whole or not. Raises OSError."""
@@ -171,10 +172,23 @@ class KernelDirectory:
             )
 
 
-def _parts(data: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """The account and the machine code of an entry; None where it is not whole."""
+def _content(path: pathlib.Path) -> bytes:
+    """Reads a file. Raises OSError, also of what is no file: a pipe or a device may never end."""
+    # Without O_NONBLOCK the opening of a pipe waits for a writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path.name} is not a regular file")
+        return file.read()
+
+
+def _digest(key: str, rest: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + rest).digest()
+
+
+def _parts(key: str, data: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The account and the machine code of an entry; None where it is not that of the key, whole."""
     head, rest = data[: len(_MAGIC) + _DIGEST_BYTES], data[len(_MAGIC) + _DIGEST_BYTES :]
-    if head != _MAGIC + hashlib.sha256(rest).digest():
+    if head != _MAGIC + _digest(key, rest):
         return None
     # The digest says that the file is as it was written, not that this library wrote it.
     if len(rest) < _LENGTH.size:
@@ -189,10 +203,8 @@ def _parts(data: bytes) -> tuple[dict[str, Any], bytes] | None:
 
 def _about(path: pathlib.Path) -> dict[str, Any] | None:
     """The account of an entry; None where it cannot be used."""
-    if not path.is_file():  # a directory; and a pipe would be waited for
-        return None
     try:
-        parts = _parts(path.read_bytes())
+        parts = _parts(path.stem, _content(path))
     except FileNotFoundError:
         raise
     except OSError:

@@ -4,13 +4,13 @@ import argparse
 import itertools
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from shardops import config, errors
+from shardops.kernels import arguments as read
 from shardops.kernels import table
 
 _EXAMPLE = """\
@@ -33,12 +33,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "what a thread spills from registers to memory and back, of a block's shared memory.",
     )
     default = "default: SHARDOPS_KERNEL_PACK, where set, and the cache"
-    listing.add_argument("directory", nargs="?", type=_path, metavar="DIR", help=default)
+    listing.add_argument("directory", nargs="?", type=read.path, metavar="DIR", help=default)
     listing.add_argument("--json", action="store_true", help="print plain data instead of a table")
     listing.set_defaults(run=_guarded(_list))
     clearing = actions.add_parser("clear", help="remove compiled kernels, and no other file")
     default = "default: the cache; a pack only when named"
-    clearing.add_argument("directory", nargs="?", type=_path, metavar="DIR", help=default)
+    clearing.add_argument("directory", nargs="?", type=read.path, metavar="DIR", help=default)
     clearing.set_defaults(run=_guarded(_clear))
 
 
@@ -53,14 +53,18 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--arch", required=True, metavar="SM,…", type=_arches, help="sm_90")
+    parser.add_argument("--arch", required=True, metavar="SM,…", type=read.arches, help="sm_90")
     ops = ("all", *FAMILIES)
-    parser.add_argument("--op", required=True, metavar="OP,…", type=_some(ops), help=", ".join(ops))
+    parser.add_argument(
+        "--op", required=True, metavar="OP,…", type=read.some(ops), help=", ".join(ops)
+    )
     length = "elements of a row on one device: 4096,7168"
-    parser.add_argument("--rows-length", required=True, metavar="N,…", type=_counts, help=length)
+    parser.add_argument(
+        "--rows-length", required=True, metavar="N,…", type=read.counts, help=length
+    )
     dtypes = f"{', '.join(DTYPES)} (default: all)"
     parser.add_argument(
-        "--dtype", default=DTYPES, metavar="TYPE,…", type=_some(DTYPES), help=dtypes
+        "--dtype", default=DTYPES, metavar="TYPE,…", type=read.some(DTYPES), help=dtypes
     )
     for name, option in OPTIONS.items():
         heeding = ", ".join(op for op, family in FAMILIES.items() if name in family.options)
@@ -68,7 +72,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             flag(name),
             nargs=None if option.bare is None else "?",
             const=None if option.bare is None else (option.bare,),
-            type=_some(option.values),
+            type=read.some(option.values),
             metavar="CHOICE,…",
             help=f"{option.help}: {', '.join(option.values)} (default: {option.values[0]}; "
             f"for {heeding})",
@@ -76,10 +80,10 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument("--forward", action="store_true", help="only the kernels of the forward")
     parser.add_argument("--backward", action="store_true", help="only those of the gradient")
     rows = "only what so many rows on one device need (default: any number)"
-    parser.add_argument("--rows", type=_count, metavar="N", help=rows)
+    parser.add_argument("--rows", type=read.count, metavar="N", help=rows)
     multiprocessors = "only what a GPU with so many multiprocessors needs (default: any number)"
-    parser.add_argument("--sm-count", type=_count, metavar="N", help=multiprocessors)
-    parser.add_argument("--out", required=True, type=_path, metavar="DIR", help="the pack")
+    parser.add_argument("--sm-count", type=read.count, metavar="N", help=multiprocessors)
+    parser.add_argument("--out", required=True, type=read.path, metavar="DIR", help="the pack")
     parser.set_defaults(run=_guarded(_build), requests=_requests)
 
 
@@ -109,6 +113,7 @@ def _build(arguments: argparse.Namespace) -> int:
     seconds = 0.0
     for arch in arguments.arch:  # loads the compiler too, which no kernel's time is to include
         compile.check_arch(arch)
+    _make(arguments.out)
     print(table.HEAD + "    ms")
     for arch in arguments.arch:
         needed = (
@@ -236,53 +241,14 @@ def _check_out(out: Path) -> None:
         )
 
 
-def _path(text: str) -> Path:
-    if not text:  # of an unset variable, and Path("") is the working directory
-        raise argparse.ArgumentTypeError("is empty; expected the path of a directory")
-    return Path(text)
-
-
-def _some(allowed: Sequence[str]) -> Any:
-    """Reads a list of words that are separated by commas."""
-
-    def words(text: str) -> tuple[str, ...]:
-        found = tuple(word for word in text.replace(",", " ").split())
-        for word in found:
-            if word not in allowed:
-                raise argparse.ArgumentTypeError(
-                    f"is {word!r}; expected one of {', '.join(allowed)}"
-                )
-        if not found:
-            raise argparse.ArgumentTypeError(f"is empty; expected some of {', '.join(allowed)}")
-        return found
-
-    return words
-
-
-def _arches(text: str) -> tuple[str, ...]:
-    found = tuple(text.replace(",", " ").split())
-    if not found or not all(re.fullmatch(r"sm_\d+[af]?", arch) for arch in found):
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; expected architectures such as sm_90,sm_100"
-        )
-    for arch in found:
-        if int(re.sub(r"\D", "", arch)) < 80:
-            raise argparse.ArgumentTypeError(f"is {arch!r}; expected sm_80 or newer")
-    return found
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(word) for word in _nonempty(text.replace(",", " ").split(), text))
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected an integer >= 1")
-    return int(text)
-
-
-def _nonempty(words: Iterable[str], text: str) -> list[str]:
-    found = list(words)
-    if not found:
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected integers >= 1")
-    return found
+def _make(out: Path) -> None:
+    """Makes the directory of a pack, and sees that it can be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--out is {out}, which cannot be written ({error.strerror}); expected a directory, or "
+            "a path where one can be made. Choose another."
+        ) from error

@@ -56,6 +56,7 @@ OPTIONS = {
         "later keys are hidden; sharded: and devices have queries from the middle",
         bare="yes",
     ),
+    "scale": Option(("positive", "negative", "zero"), "the sign of softmax's scale"),
     "zero_centered_gamma": Option(("no", "yes"), "gamma counts from 1", bare="yes"),
     "scaling": Option(
         ("delayed", "current", "block", "square", "mxfp8"),
@@ -152,8 +153,9 @@ def _quantized_norm(request: Request, rows: int, target: Target) -> list[Launch]
 
 
 def _softmax(request: Request, rows: int, target: Target) -> list[Launch]:
-    """For a scale above 0, and masks broadcast over any dims."""
+    """For masks broadcast over any dims."""
     kinds: dict[str, MaskKind] = {"no": 0, "keys": 1, "rows": 2}
+    signs = {"positive": 1, "negative": -1, "zero": 0}
     mask = kinds[request.option("mask")]
     causal = request.option("causal")
     launches: list[Launch] = []
@@ -168,6 +170,7 @@ def _softmax(request: Request, rows: int, target: Target) -> list[Launch]:
                 digits=digits,
                 causal=causal != "no",
                 first=causal == "sharded",
+                sign=signs[request.option("scale")],
             )
             planned = plan(problem, target).launches
             launches += [launch for launch in planned if launch not in launches]
@@ -215,7 +218,7 @@ _OWN = ("norm_quantized", "norm_quantized_tiles")
 FAMILIES = {
     "rms_norm": Family(_NORM_OPTIONS, _norm),
     "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
-    "softmax": Family(("mask", "causal"), _softmax),
+    "softmax": Family(("mask", "causal", "scale"), _softmax),
     "quantize": Family(_QUANTIZED, _quantize),
     # Those with `quantizer=`.
     "rms_norm_quantized": Family((*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own=_OWN),

@@ -34,7 +34,8 @@ def softmax(
     take `jacrev(jacrev(f))`.
 
     Args:
-      x: [*batch, q, k] float32 | bfloat16 | float16; [k] where `causal` is None.
+      x: [*batch, q, k] float32 | bfloat16 | float16; [k] where `causal` is None. With `causal` q
+        and k are below 2^31.
       scale: a Python number: static.
       mask: bool, True where a key is masked out; its shape broadcasts to that of x.
       causal: "upper_left": query i sees keys 0 ... i. "bottom_right": query i sees keys
@@ -80,6 +81,9 @@ def _diagonal(causal: Any, shape: tuple[int, ...]) -> int | None:
     check.one_of("softmax", "causal", causal, (None, "upper_left", "bottom_right"))
     if causal is None:
         return None
+    if max(shape[-2:]) >= 2**31:
+        want, fix = "fewer than 2^31 queries and keys with `causal`", "Their places are int32."
+        raise ValueError(wrong("softmax", "x", f"of shape {shape}", want, fix))
     return 0 if causal == "upper_left" else shape[-1] - shape[-2]
 
 

@@ -94,7 +94,7 @@ def _damaged(whole: bytes) -> dict[str, bytes]:
         "empty": b"",
         "longer": whole + b"\0",
         "foreign": b"\x7fELF of something else" * 100,
-        "of another version": whole.replace(b"kernel 2\n", b"kernel 1\n"),
+        "of another version": whole.replace(b"kernel 3\n", b"kernel 2\n"),
         "last bit flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
         "account changed": whole.replace(b"4096", b"8192"),
         "middle zeroed": whole[: middle - 8] + bytes(16) + whole[middle + 8 :],
@@ -118,8 +118,11 @@ def test_damaged_entry_is_ignored_with_one_warning(directory, damage):
 
 def _sealed(account: bytes, length: int | None = None) -> bytes:
     """What an account's entry is where its digest is right."""
-    rest = struct.pack("<I", len(account) if length is None else length) + account
-    return b"shardops kernel 2\n" + hashlib.sha256(rest).digest() + rest
+    return _with_digest(struct.pack("<I", len(account) if length is None else length) + account)
+
+
+def _with_digest(rest: bytes) -> bytes:
+    return b"shardops kernel 3\n" + hashlib.sha256(KEY.encode() + rest).digest() + rest
 
 
 def _account(**changed: object) -> bytes:
@@ -127,8 +130,8 @@ def _account(**changed: object) -> bytes:
 
 
 SEALED = {
-    "nothing": b"shardops kernel 2\n" + hashlib.sha256(b"").digest(),
-    "half a length": b"shardops kernel 2\n" + hashlib.sha256(b"12").digest() + b"12",
+    "nothing": _with_digest(b""),
+    "half a length": _with_digest(b"12"),
     "no account": _sealed(b""),
     "no JSON": _sealed(b"not json!"),
     "no text": _sealed(b"\xff\xfe\xfd"),
@@ -144,7 +147,7 @@ SEALED = {
 
 @pytest.mark.parametrize("account", list(SEALED))
 def test_entry_whose_digest_is_right_and_whose_account_is_not_is_damaged(directory, account):
-    assert _parts(_sealed(_account())) == (ABOUT, b"")
+    assert _parts(KEY, _sealed(_account())) == (ABOUT, b"")
     directory.write(OTHER, CODE, ABOUT)
     path = directory.path / f"{KEY}.kernel"
     path.write_bytes(SEALED[account])
@@ -155,6 +158,32 @@ def test_entry_whose_digest_is_right_and_whose_account_is_not_is_damaged(directo
     assert directory.read(OTHER) == CODE
     assert directory.clear()[0] == 2
     assert files(directory) == []
+
+
+def test_entry_under_the_name_of_another_is_foreign(directory):
+    directory.write(OTHER, CODE, ABOUT)
+    shutil.copy(directory.path / f"{OTHER}.kernel", directory.path / f"{KEY}.kernel")
+    assert [entry.about for entry in directory.entries()] == [None, ABOUT]
+    with one_warning(rf"holds a damaged or foreign file, {KEY}.kernel"):
+        assert directory.read(KEY) is None
+    assert directory.read(OTHER) == CODE
+
+
+def _pipe(path: pathlib.Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: pathlib.Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [_pipe, _endless])
+def test_what_is_no_regular_file_is_not_read(directory, make):
+    directory.write(OTHER, CODE, ABOUT)
+    make(directory.path / f"{KEY}.kernel")
+    with one_warning(f"cannot be read \\({KEY}.kernel is not a regular file"):
+        assert directory.read(KEY) is None
+    assert [entry.about for entry in directory.entries()] == [None, ABOUT]
 
 
 def test_directory_in_the_place_of_an_entry_is_ignored(directory):

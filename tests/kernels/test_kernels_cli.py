@@ -136,6 +136,8 @@ def test_pack_of_the_environment_that_is_none_is_refused_by_list_alone(kernels, 
         ({"--arch": "hopper"}, "--arch: is 'hopper'; expected architectures such as sm_90,sm_100"),
         ({"--arch": "sm_90,sm_75"}, "--arch: is 'sm_75'; expected sm_80 or newer"),
         ({"--arch": "sm_1"}, "--arch: is 'sm_1'; expected sm_80 or newer"),
+        ({"--arch": "sm_90a"}, "--arch: is 'sm_90a'; expected no suffix. Write sm_90"),
+        ({"--rows-length": "9" * 20}, "expected at most 2^40 = 1099511627776"),
         ({"--out": ""}, "--out: is empty; expected the path of a directory"),
         ({"--op": "gemm"}, r"--op: is 'gemm'; expected one of all, rms_norm, layer_norm, softmax"),
         ({"--rows-length": "4096,x"}, "--rows-length: is 'x'; expected an integer >= 1"),
@@ -227,6 +229,19 @@ def test_build_without_a_place_or_a_compiler_says_so(kernels, tmp_path, monkeypa
             f"kernels build: --out is {tmp_path / path}{of}, which is no directory; expected a "
             "directory, or a path where one can be made. Choose another.\n",
         )
+
+
+def test_pack_that_cannot_be_written_is_refused_before_a_kernel_is_compiled(kernels, monkeypatch):
+    monkeypatch.setattr(compile, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(compile, "check_arch", lambda arch: None)
+    words = ["build", "--arch=sm_90", "--op=rms_norm", "--rows-length=64", "--dtype=float32"]
+    status, out, err = kernels(*words, "--out=/proc/pack")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(
+        r"kernels build: --out is /proc/pack, which cannot be written \(.*\); expected a "
+        r"directory, or a path where one can be made\. Choose another\.\n",
+        err,
+    )
 
 
 def test_architecture_that_nvrtc_does_not_know_is_refused_before_anything_is_printed(

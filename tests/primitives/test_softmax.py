@@ -124,6 +124,7 @@ def _of(shape, dtype=jnp.float32):
         (TypeError, "x", ("float8_e4m3fn",), _of((4, 8), jnp.float8_e4m3fn), {}),
         (ValueError, "x", ("()", "k"), _of(()), {}),
         (ValueError, "x", ("(8,)", "queries"), _of((8,)), {"causal": "upper_left"}),
+        (ValueError, "x", ("2147483648", "2^31"), _of((2**31, 1)), {"causal": "bottom_right"}),
         (ValueError, "causal", ("True", "'upper_left'"), _of((4, 8)), {"causal": True}),
         (ValueError, "causal", ("'top_left'",), _of((4, 8)), {"causal": "top_left"}),
         (TypeError, "scale", ("str", "number"), _of((4, 8)), {"scale": "1"}),

@@ -1,0 +1,66 @@
+"""Readers of command-line arguments of `python -m shardops kernels`."""
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+_MOST = 2**40  # elements of a row, or rows: more than any GPU's memory holds
+
+
+def path(text: str) -> Path:
+    if not text:  # of an unset variable, and Path("") is the working directory
+        raise argparse.ArgumentTypeError("is empty; expected the path of a directory")
+    return Path(text)
+
+
+def some(allowed: Sequence[str]) -> Any:
+    """Reads a list of words that are separated by commas."""
+
+    def words(text: str) -> tuple[str, ...]:
+        found = tuple(word for word in text.replace(",", " ").split())
+        for word in found:
+            if word not in allowed:
+                raise argparse.ArgumentTypeError(
+                    f"is {word!r}; expected one of {', '.join(allowed)}"
+                )
+        if not found:
+            raise argparse.ArgumentTypeError(f"is empty; expected some of {', '.join(allowed)}")
+        return found
+
+    return words
+
+
+def arches(text: str) -> tuple[str, ...]:
+    found = tuple(text.replace(",", " ").split())
+    if not found or not all(re.fullmatch(r"sm_\d+[af]?", arch) for arch in found):
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; expected architectures such as sm_90,sm_100"
+        )
+    for arch in found:
+        if not arch[-1].isdecimal():  # a run looks for the kernels of its device's plain name
+            plain = arch.rstrip("af")
+            raise argparse.ArgumentTypeError(f"is {arch!r}; expected no suffix. Write {plain}")
+        if int(re.sub(r"\D", "", arch)) < 80:
+            raise argparse.ArgumentTypeError(f"is {arch!r}; expected sm_80 or newer")
+    return found
+
+
+def counts(text: str) -> tuple[int, ...]:
+    return tuple(count(word) for word in _nonempty(text.replace(",", " ").split(), text))
+
+
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected an integer >= 1")
+    if int(text) > _MOST:
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected at most 2^40 = {_MOST}")
+    return int(text)
+
+
+def _nonempty(words: Iterable[str], text: str) -> list[str]:
+    found = list(words)
+    if not found:
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected integers >= 1")
+    return found
