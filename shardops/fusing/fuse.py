@@ -15,16 +15,17 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def fuse(fn: Callable[..., Any]) -> "Fused":
-    """Fuse what stands around ops of shardops in a function: sums, residual branches, epilogues.
+    """Fuse what stands around ops of shardops in a function: sums, residual branches and more.
 
         s = x + a; y = norm(s); ... s ...        y, s = norm(x, add=a, return_input=True)
         y = norm(x); ... x ...                   y, x = norm(x, return_input=True)
+        quantize(norm(x), q)                     norm(x, quantizer=q)
         gelu(gemm(x, w) + bias)                  gemm(x, w, bias=bias, activation="gelu")
 
     The function is traced each time that it is called, as by a `jax.jit` around it, and what is
     found is exchanged for the op on the right. Nothing else changes: a function without any of
-    these computes what it did, bit for bit. A fused sum has the bits that it had; an epilogue, and
-    a fused gradient, do not round between the equations that they stand for.
+    these computes what it did, bit for bit. A fused sum has the bits that it had; an epilogue, a
+    quantiser and a fused gradient do not round between the equations that they stand for.
 
     Arguments and results that are not JAX arrays are handed on as they are. Works under `jit`,
     `grad`, `vmap` and `shard_map`, and reaches into jits, `scan`, `while_loop`, `cond`,

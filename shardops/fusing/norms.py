@@ -1,7 +1,9 @@
-"""Norms: the residual sum before one is its `add`, the residual branch beside it its `h`.
+"""Norms: the residual sum before one is its `add`, the residual branch beside it its `h`, a
+quantisation of its result alone its `quantizer`.
 
     s = a + b;  y = norm(s);  ... s ...    ->    y, s = norm(a, add=b, return_input=True); ... s ...
                 y = norm(x);  ... x ...    ->    y, x = norm(x, return_input=True);        ... x ...
+                quantize(norm(x), q)       ->    norm(x, quantizer=q)
 
 Forward the second one changes nothing. Backward, the cotangents of the uses of x reach the norm by
 its second result, and its kernel adds them to dx. So every use that can come after the norm does.
@@ -11,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
+from shardops import routing
 from shardops.fusing.graph import Graph, Node, Variable, alike, is_variable, laid_out_otherwise
+from shardops.fusing.quantisers import Quantiser, quantiser_of
 from shardops.fusing.report import Fusion, Miss, where
 from shardops.primitives.norm_op import NormForward
 
 _BETWEEN = ("name", "sharding_constraint", "reshard", "optimization_barrier")
-_QUANTISING = ("convert_element_type", "mul", "div", "max", "min", "clamp", "jit", "pjit")
 
 
 def is_norm(node: Node) -> bool:
@@ -36,6 +41,7 @@ class _Norm:
     operands: list[Any]  # x, gamma, beta, add
     y: Variable
     h: tuple[Variable, ...]  # variables of its second result, none where it has none
+    quantiser: Quantiser | None = None
 
     @classmethod
     def of(cls, node: Node) -> "_Norm":
@@ -49,10 +55,23 @@ class _Norm:
     def name(self) -> str:
         return self.op.scope.removeprefix("shardops.")
 
+    @property
+    def nodes(self) -> list[Node]:
+        """What a call of it stands for."""
+        return [self.node, *(() if self.quantiser is None else self.quantiser.nodes)]
+
 
 def fuse_norm(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
     """Fuse what there is to fuse around one norm."""
     norm, at = _Norm.of(node), where(node.eqn)
+    quantiser = quantiser_of(graph, node, norm.operands[0])
+    if isinstance(quantiser, Quantiser):
+        norm.quantiser = quantiser
+        if laid_out_otherwise(_call(norm, returns=bool(norm.h))):
+            norm.quantiser = None
+            yield Miss(norm.name, at, "with `quantizer` its results would be laid out otherwise")
+    elif quantiser is not None:
+        yield Miss(norm.name, at, quantiser)
     made = _sum_before(graph, norm)
     if isinstance(made, str):
         yield Miss(norm.name, at, made)
@@ -67,7 +86,7 @@ def fuse_norm(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
         if laid_out_otherwise(fused):
             yield Miss(norm.name, at, "with `add` its results would be laid out otherwise")
             return
-        graph.replace([made, node], fused)
+        graph.replace([made, *norm.nodes], fused)
         what = f"add, of {_shown(total)}" + (", which it also returns" if kept else "")
         yield Fusion("add", norm.name, at, what)
     else:
@@ -77,31 +96,45 @@ def fuse_norm(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
         elif isinstance(branches, list):
             x = norm.operands[0]
             fused = _call(norm, returns=True, renews=(x,))
-            graph.replace([node], fused)
+            graph.replace(norm.nodes, fused)
             for other in branches:
                 graph.order_after(other, fused)
             users = [f"`{b.name}`" for b in branches] + ["the caller"] * (x in graph.returned)
             uses = ", ".join(dict.fromkeys(users))
             yield Fusion("return_input", norm.name, at, f"{_shown(x)} goes on to {uses}")
-    quantised = _quantised(graph, norm.y)
-    if quantised:
-        yield Miss(norm.name, at, f"its result is quantised to {quantised} by equations of its own")
+        elif norm.quantiser is not None:
+            graph.replace(norm.nodes, _call(norm, returns=bool(norm.h)))
+    if norm.quantiser is not None:
+        form = norm.quantiser.form
+        what = f"quantizer, of {form.mode.name}, {form.format}, {form.blocks.layout}"
+        yield Fusion("quantizer", norm.name, at, what)
 
 
 def _call(norm: _Norm, *, returns: bool, renews: tuple[Variable, ...] = ()) -> Node:
-    mark = norm.node.mark
+    mark, quantiser = norm.node.mark, norm.quantiser
     assert mark is not None
     function, op = mark.function, norm.op
     given = [a is not None for a in norm.operands]
     copies = len(norm.h) + len(renews)
+    reads, y = tuple(a for a in norm.operands if a is not None), (norm.y,)
+    if quantiser is not None:
+        op = replace(op, form=quantiser.form)
+        given += [True] * len(quantiser.scale)
+        reads, y = (*reads, *quantiser.scale), quantiser.writes
 
     def call(*values: Any) -> list[Any]:
-        rest = iter(values)
+        rest = iter(values if quantiser is None else routing.match_varying(*values))
         results = function(op, returns, *(next(rest) if g else None for g in given))
-        return [results[0], *(results[1],) * copies] if returns else [results]
+        first, last = (results[0], [results[1]] * copies) if returns else (results, [])
+        if quantiser is None:
+            return [first, *last]
+        straight = [first.straight] * (len(quantiser.nodes) - 1)
+        first = replace(first, straight=None)
+        if quantiser.form.given:  # the same on all devices, which the matched one need not be
+            first = replace(first, scale_inv=jax.lax.stop_gradient(values[-1]))
+        return [*jax.tree.leaves(first), *straight, *last]
 
-    reads = tuple(a for a in norm.operands if a is not None)
-    return replace(norm.node, reads=reads, writes=(norm.y, *norm.h), call=call, renews=renews)
+    return replace(norm.node, reads=reads, writes=(*y, *norm.h), call=call, renews=renews)
 
 
 # ---- the sum before ------------------------------------------------------------------------------
@@ -165,27 +198,6 @@ def _branches(graph: Graph, norm: _Norm) -> list[Node] | str | None:
         wide = maker.reads[0]
         if is_variable(wide) and graph.readers(wide) != [maker]:
             return f"the residual branch is {wide.aval.dtype}, norm input {x.aval.dtype}"
-    return None
-
-
-# ---- a quantised result --------------------------------------------------------------------------
-
-
-def _quantised(graph: Graph, y: Variable) -> str | None:
-    """The 8-bit dtype that a norm's result is brought to at once; None where it is not.
-
-    Here the equations between are found that a norm with `quantizer=` does by itself.
-    """
-    rest = [(y, 0)]
-    while rest:
-        var, depth = rest.pop()
-        for reader in graph.readers(var) if depth < 6 else []:
-            if reader.name not in _QUANTISING or len(reader.writes) != 1:
-                continue
-            (out,) = reader.writes
-            if out.aval.shape == y.aval.shape and out.aval.dtype.itemsize == 1:
-                return out.aval.dtype.name
-            rest.append((out, depth + 1))
     return None
 
 

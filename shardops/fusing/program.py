@@ -24,6 +24,9 @@ from shardops.fusing.report import Fusion, Miss, Report, where
 
 _KEPT = 256  # inner programs that are remembered
 
+# Ops that are fused into another one, if at all: by themselves no near misses.
+_UNSUNG = ("quantize", "straight")
+
 # The parameters in which an equation has programs that its own results are computed by.
 _INNER = {
     "jit": ("jaxpr",),
@@ -116,7 +119,7 @@ class Program:
         eqn = node.eqn
         name, params = eqn.primitive.name, eqn.params
         if marked(eqn):
-            if node.mark is None:
+            if node.mark is None and _op_name(eqn) not in _UNSUNG:
                 why = "it is under vmap or a gradient; fuse the function inside of that"
                 self._note(Miss(_op_name(eqn), where(eqn), why))
             return self._program(params["jaxpr"])(*values)
@@ -140,6 +143,8 @@ class Program:
             changed = {key: self._rewritten(params[key]) for key in _INNER[name]}
             return _bind(eqn, params | changed, values)
         for op in _marks_in(eqn):
+            if _op_name(op) in _UNSUNG:
+                continue
             self._note(Miss(_op_name(op), where(op), f"`{name}` around it is left as it is"))
         return _bind(eqn, params, values)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 # Private: the public module has no way from an equation to the line that it was written in.
 from jax._src.source_info_util import user_frames
 
-Kind = Literal["add", "return_input", "bias", "activation", "bias+activation"]
+Kind = Literal["add", "return_input", "bias", "activation", "bias+activation", "quantizer"]
 _PACKAGE = str(Path(__file__).parents[1])
 
 

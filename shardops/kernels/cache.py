@@ -21,7 +21,7 @@ from shardops.kernels.resources import Resources
 # An entry: this line, the SHA-256 of its key and the rest, the length of an account in JSON, the
 # account, and the machine code. Kernels are executed: an entry is used only where it is whole and
 # under its own name, as its digest says.
-_MAGIC = b"shardops kernel 3\n"
+FORMAT = b"shardops kernel 3\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("<I")
 # What every account says; `compile.compile_kernel` writes it.
@@ -124,7 +124,7 @@ class KernelDirectory:
         """
         account = json.dumps(about).encode()
         rest = _LENGTH.pack(len(account)) + account + code
-        write_whole(self._entry(key), _MAGIC + _digest(key, rest) + rest)
+        write_whole(self._entry(key), FORMAT + _digest(key, rest) + rest)
 
     def entries(self) -> list[Entry]:
         """Returns all entries, ordered by name, whole or not. Raises OSError."""
@@ -187,8 +187,8 @@ def _digest(key: str, rest: bytes) -> bytes:
 
 def _parts(key: str, data: bytes) -> tuple[dict[str, Any], bytes] | None:
     """The account and the machine code of an entry; None where it is not that of the key, whole."""
-    head, rest = data[: len(_MAGIC) + _DIGEST_BYTES], data[len(_MAGIC) + _DIGEST_BYTES :]
-    if head != _MAGIC + _digest(key, rest):
+    head, rest = data[: len(FORMAT) + _DIGEST_BYTES], data[len(FORMAT) + _DIGEST_BYTES :]
+    if head != FORMAT + _digest(key, rest):
         return None
     # The digest says that the file is as it was written, not that this library wrote it.
     if len(rest) < _LENGTH.size:

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardops import config, errors
 from shardops.kernels import library
-from shardops.kernels.cache import KernelDirectory
+from shardops.kernels.cache import FORMAT, KernelDirectory
 from shardops.kernels.resources import resources
 from shardops.version import __version__
 
@@ -102,9 +102,10 @@ def _expanded(file: str, leave_out: tuple[str, ...]) -> str:
 def key_of(file: str, name: str, constants: Constants, arch: str) -> str:
     """Names a kernel in a pack: by its source, its symbol, its architecture, not by its compiler.
 
-    A pack is used where NVRTC may be missing, so its key cannot name NVRTC's version.
+    A pack is used where NVRTC may be missing, so its key cannot name NVRTC's version. It names the
+    format of entries: versions of shardops that share a directory do not take each other's.
     """
-    return _digest(source_text(file, constants), name, arch, _STANDARD)
+    return _digest(source_text(file, constants), name, arch, _STANDARD, FORMAT.decode())
 
 
 def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:

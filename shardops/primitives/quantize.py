@@ -1,6 +1,6 @@
 """Quantisation of an array to 8 bits by a quantiser."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -9,12 +9,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardops import config, routing
 from shardops.errors import wrong
+from shardops.fusing.marking import markable
 from shardops.op import Arrays, compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.quantize_local import Form
 from shardops.primitives.quantize_op import MagnitudesOp, QuantizeOp
 from shardops.primitives.scaled import ScaledArray, ScalingMode
-from shardops.primitives.scaling import tensor_scale_inv
+from shardops.primitives.scaling import FORMATS, tensor_scale_inv
 from shardops.quantizer import Quantizer
 from shardops.rules.quantize import Blocks
 
@@ -24,7 +25,9 @@ QUANTIZED = "shardops.quantized"  # the name of data and scales, for policies of
 def quantize(x: jax.Array, quantizer: Quantizer) -> ScaledArray:
     """Quantise an array.
 
-        data = round(clip(x / scale_inv, -fmax, fmax)),  fmax the largest value of the format
+        data = round(clip(x * (1 / scale_inv), -fmax, fmax)),  fmax the format's largest value
+
+    Product and inverse are rounded to float32.
 
     | mode           | scale_inv                                                                 |
     |----------------|---------------------------------------------------------------------------|
@@ -58,7 +61,8 @@ def quantize(x: jax.Array, quantizer: Quantizer) -> ScaledArray:
     form = form_of("quantize", "x", x.shape, quantizer)
     op = QuantizeOp(form, config.runs_as_kernel("quantize"))
     # Outside of what has a derivative of its own: the cotangent of x is that of `straight`.
-    return named(replace(_compiled_quantize(op, None, x, quantizer.scale_inv), straight=x))
+    straight = _straight(Straight(), None, x)
+    return named(replace(_compiled_quantize(op, None, x, quantizer.scale_inv), straight=straight))
 
 
 def form_of(op: str, argument: str, shape: tuple[int, ...], quantizer: Any) -> Form:
@@ -66,6 +70,7 @@ def form_of(op: str, argument: str, shape: tuple[int, ...], quantizer: Any) -> F
     if not isinstance(quantizer, Quantizer):
         fix = "Take one of a recipe: so.recipes.CurrentScaling().quantizer(role='input')."
         raise TypeError(wrong(op, "quantizer", f"a {type(quantizer).__name__}", "a Quantizer", fix))
+    _check_made(quantizer)
     block, layout = quantizer.block, quantizer.layout
     least = 2 if layout != "rows" or (block and block[0] > 1) else 1 if block else 0
     if len(shape) < least:
@@ -74,6 +79,21 @@ def form_of(op: str, argument: str, shape: tuple[int, ...], quantizer: Any) -> F
         fix = "Reshape it, or take a quantizer of one scale with layout='rows'."
         raise ValueError(wrong(op, argument, f"of shape {shape}", want, fix))
     return Form(quantizer.format, quantizer.mode, Blocks(layout, block))
+
+
+def _check_made(quantizer: Quantizer) -> None:
+    """Refuses one that no recipe makes: its class is public."""
+    check.one_of("Quantizer", "mode", quantizer.mode, [m for m in ScalingMode if m.name != "NONE"])
+    check.one_of("Quantizer", "format", quantizer.format, FORMATS)
+    check.one_of("Quantizer", "layout", quantizer.layout, ("rows", "columns", "both"))
+    blocks = quantizer.mode in (ScalingMode.BLOCK_128, ScalingMode.MXFP8)
+    fix = "Take one of a recipe: so.recipes.CurrentScaling().quantizer(role='input')."
+    if blocks != (quantizer.block is not None):
+        want = "two numbers" if blocks else "None"
+        got = f"{quantizer.block} with mode {quantizer.mode.name}"
+        raise ValueError(wrong("Quantizer", "block", got, want, fix))
+    if quantizer.mode is ScalingMode.TENSOR_DELAYED and quantizer.scale_inv is None:
+        raise ValueError(wrong("Quantizer", "scale_inv", "None", "its scale, float32", fix))
 
 
 def named(scaled: ScaledArray) -> ScaledArray:
@@ -142,4 +162,14 @@ _quantize.defvjp(
     lambda op, _, x, scale_inv: (_quantize(op, None, x, scale_inv), None),
     lambda op, _, saved, cotangents: (None, None),
 )
-_compiled_quantize = compiled(_quantize)
+_compiled_quantize = markable(compiled(_quantize))
+
+
+@dataclass(frozen=True)
+class Straight:
+    """What `fuse` knows a use of x by that is for the cotangent alone, not for the values."""
+
+    scope: str = "shardops.straight"
+
+
+_straight = markable(lambda _, __, x: x)
