@@ -155,9 +155,11 @@ class KernelDirectory:
         return count, size
 
     def _files(self, name: re.Pattern[str]) -> list[pathlib.Path]:
-        if not self.path.exists():
+        try:
+            found = [*self.path.iterdir()]
+        except FileNotFoundError:
             return []
-        return sorted(path for path in self.path.iterdir() if name.fullmatch(path.name))
+        return sorted(path for path in found if name.fullmatch(path.name))
 
     def _entry(self, key: str) -> pathlib.Path:
         return self.path / f"{key}.kernel"

@@ -186,5 +186,6 @@ def _otherwise(pack: pathlib.Path | None, kernel: Kernel, arch: str) -> str:
                 about = entry.about or {}
                 same = (about.get("kernel"), about.get("arch")) == (kernel.name, arch)
                 if same and about.get("constants") == dict(kernel.constants):
-                    return f" (which has one of other sources, shardops {about['shardops']})"
+                    of = f"other sources, or is a cache: shardops {about['shardops']}"
+                    return f" (which has one of {of})"
     return ""

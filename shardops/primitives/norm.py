@@ -36,7 +36,8 @@ def layer_norm(
         y[r, h] = (h[r, h] - mean_h(h[r, h])) / sqrt(var_h(h[r, h]) + epsilon) * gamma[h] + beta[h]
 
     Statistics in float32: the mean first, then the mean of centred squares. `h` is rounded to the
-    dtype of x before it is normalised, so that y is the norm of the `h` that is returned.
+    dtype of x before it is normalised, so that y is the norm of the `h` that is returned. A mean
+    that is large beside the deviations is known to some roundings of its own, and so is y.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 
@@ -91,7 +92,8 @@ def rms_norm(
         y[r, h] = h[r, h] / sqrt(mean_h(h[r, h]^2) + epsilon) * gamma[h]
 
     Statistics in float32. `h` is rounded to the dtype of x before it is normalised, so that y is
-    the norm of the `h` that is returned.
+    the norm of the `h` that is returned. Squares beyond float32, of values above 1.8e19, are
+    infinite, and such rows 0.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 

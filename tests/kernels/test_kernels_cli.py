@@ -117,6 +117,15 @@ def test_directory_that_is_none_is_refused(kernels, tmp_path, action):
     assert "DIR: is empty; expected the path of a directory" in err
 
 
+@pytest.mark.parametrize("action", ["list", "clear"])
+def test_cache_that_cannot_be_one_is_told(kernels, caches, tmp_path, action):
+    (tmp_path / "file").write_text("")
+    caches(cache_dir=tmp_path / "file")
+    status, _, err = kernels(action)
+    assert status == 2
+    assert err.startswith(f"kernels {action}: [Errno 20] Not a directory: '{tmp_path}/file/")
+
+
 def test_pack_of_the_environment_that_is_none_is_refused_by_list_alone(kernels, caches, tmp_path):
     (tmp_path / "file").write_text("")
     for name, what in (("file", "is no directory"), ("absent", "does not exist")):

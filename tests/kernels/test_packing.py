@@ -149,7 +149,8 @@ class TestFilled:
         caches(kernel_pack=path, nvrtc=False)
         original = compile.source_text
         monkeypatch.setattr(compile, "source_text", lambda *a: original(*a) + "// newer\n")
-        with pytest.raises(errors.KernelUnavailableError, match=r"has one of other sources, shard"):
+        told = "has one of other sources, or is a cache: shardops "
+        with pytest.raises(errors.KernelUnavailableError, match=told):
             code(kernels[0])
 
     def test_pack_that_does_not_exist_is_told_once(self, caches, filled, tmp_path):
