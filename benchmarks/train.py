@@ -5,8 +5,10 @@
 
 The model, the text and Adam are the demo's (examples/lm), in bfloat16. Every run starts from the
 same parameters and sees the same batches. Each is a process of its own, so that its memory is its
-own; all compile at once, then they train one after the other, on an otherwise idle GPU. Prints and
-saves loss curves, the loss on held-out text, times of a step, and memory.
+own. They compile at once (Flax's last and alone: XLA chooses its kernels by their times), then
+train one after the other, on an otherwise idle GPU. Prints and saves loss curves, the loss on
+held-out text, times of a step, and memory; with `--kernels N` also the N kernels that a step spends
+the most time in, from a profile of a few steps more.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +29,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 RUNS = ("none", "delayed", "current", "block128", "flax")
 LABELS = {"none": "bfloat16", "flax": "bfloat16, Flax's layers and XLA"}
 ALLOWED_HELD_OUT = 0.02  # above bfloat16
-LEARNING_RATE = 6e-4
 BLOCK = 25  # steps between two waits for the device
 EVALUATION_BATCHES = 16
+PROFILED = 4  # steps
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         facts = drive(options, arguments)
     if not facts["runs"]:
         return 1
+    if options.kernels:
+        list_kernels(facts, options.kernels)
     draw(facts, options.out)
     return 0 if table(facts) else 1
 
@@ -52,10 +57,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         add(f"--{name}", type=int, default=default)
     add("--batch", type=int, default=16)
     add("--steps", type=int, default=300)
+    add("--learning-rate", type=float, default=6e-4)
+    add("--warmup", type=int, default=20, help="steps up to it; then it falls as 1/sqrt(step)")
     add("--runs", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
     add("--json", type=pathlib.Path, default=pathlib.Path("out/train.json"), metavar="FILE")
     add("--out", type=pathlib.Path, default=pathlib.Path("docs/_static/recipes.png"))
     add("--draw", type=pathlib.Path, metavar="FILE.json", help="draw what an earlier run saved")
+    add("--kernels", type=int, default=0, metavar="N", help="list the N longest of a step")
     add("--run", help=argparse.SUPPRESS)  # one of the processes
     return parser.parse_args(arguments)
 
@@ -79,7 +87,9 @@ def train(options: argparse.Namespace) -> int:
         return jax.device_put(text.batch(0, step, options.batch, options.seq))
 
     start = time.perf_counter()
-    step = jax.jit(training.step_of(model.loss, LEARNING_RATE), donate_argnums=0)
+    step = jax.jit(
+        training.step_of(model.loss, options.learning_rate, options.warmup), donate_argnums=0
+    )
     lowered = step.lower(state, *batch(0))
     traced = time.perf_counter()
     program = lowered.compile()
@@ -106,6 +116,7 @@ def train(options: argparse.Namespace) -> int:
         for pair in text.evaluation(text.held_out, options.batch, options.seq, EVALUATION_BATCHES)
     ]
     value = sum(float(evaluate(state["params"], state["quantizers"], *pair)) for pair in held_out)
+    kernels = profiled(program, state, batch(0)) if options.kernels else {}
     memory: Any = program.memory_analysis()
     stats = jax.local_devices()[0].memory_stats() or {}
     say(
@@ -120,9 +131,25 @@ def train(options: argparse.Namespace) -> int:
             "temporary_bytes": memory.temp_size_in_bytes,
             "argument_bytes": memory.argument_size_in_bytes,
             "peak_bytes": stats.get("peak_bytes_in_use"),
+            "kernels": kernels,
         }
     )
     return 0
+
+
+def profiled(program: Any, state: Any, batch: Any) -> dict[str, tuple[float, float]]:
+    """Of each kernel how often it runs in a step, and its microseconds there."""
+    import jax
+
+    from kernel_time import kernel_durations
+
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(PROFILED):
+                state, loss = program(state, *batch)
+            jax.block_until_ready(loss)
+        found = kernel_durations(pathlib.Path(folder))
+    return {name: (len(each) / PROFILED, sum(each) / PROFILED) for name, each in found.items()}
 
 
 def made(options: argparse.Namespace, vocabulary: int) -> Any:
@@ -153,20 +180,24 @@ def drive(options: argparse.Namespace, arguments: Sequence[str]) -> Any:
         raise SystemExit(f"--runs: {', '.join(sorted(unknown))}: expected {', '.join(RUNS)}")
     # They share the GPU's memory: none may take most of it when it starts.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    processes: dict[str, Any] = {
-        name: subprocess.Popen(
+
+    def started(name: str) -> Any:
+        return subprocess.Popen(
             [sys.executable, __file__, *arguments, "--run", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
             text=True,
         )
-        for name in names
-    }
-    ready = {name: heard(process) for name, process in processes.items()}
-    for name, fact in ready.items():
-        print(f"{name}: ready after {fact['ready']:.1f} s" if fact else f"{name}: failed")
-    sizes = ("dim", "layers", "heads", "seq", "batch", "steps")
+
+    processes: dict[str, Any] = {}
+    ready: dict[str, Any] = {}
+    for together in ([n for n in names if n != "flax"], [n for n in names if n == "flax"]):
+        processes |= {name: started(name) for name in together}
+        for name in together:
+            fact = ready[name] = heard(processes[name])
+            print(f"{name}: ready after {fact['ready']:.1f} s" if fact else f"{name}: failed")
+    sizes = ("dim", "layers", "heads", "seq", "batch", "steps", "learning_rate", "warmup")
     facts: Any = {name: getattr(options, name) for name in sizes} | {"asked": names, "runs": {}}
     for name in names:
         if not ready[name]:
@@ -220,6 +251,15 @@ def table(facts: Any) -> bool:
     return near and {*runs} == {*facts["asked"]}
 
 
+def list_kernels(facts: Any, count: int) -> None:
+    for name, run in facts["runs"].items():
+        kernels = sorted(run["kernels"].items(), key=lambda item: -item[1][1])
+        total = sum(time for _, (_, time) in kernels)
+        print(f"{name}: {sum(runs for _, (runs, _) in kernels):.0f} kernels, {total:.0f} µs a step")
+        for kernel, (runs, of_kernel) in kernels[:count]:
+            print(f"    {of_kernel:9.1f} {runs:7.1f}  {kernel[:100]}")
+
+
 def draw(facts: Any, out: pathlib.Path) -> None:
     """The curves, and below them how far each is from bfloat16."""
     import matplotlib
@@ -231,16 +271,17 @@ def draw(facts: Any, out: pathlib.Path) -> None:
     runs = facts["runs"]
     figure, (curves, apart) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True)
     wide = np.array(runs["none"]["losses"]) if "none" in runs else None
+    colors = dict(zip(RUNS, ("0.5", "tab:orange", "tab:green", "tab:blue", "black"), strict=True))
     for name, run in runs.items():
         losses = np.array(run["losses"])
         steps = np.arange(1, len(losses) + 1)
-        dashes = "k:" if name == "flax" else "-"
+        style: Any = {"color": colors[name], "linestyle": ":" if name == "flax" else "-"}
         label = f"{LABELS.get(name, name)}: {run['held_out']:.3f}"
-        curves.plot(steps, losses, dashes, linewidth=1, label=label)
+        curves.plot(steps, losses, linewidth=1, label=label, **style)
         if wide is not None and name != "none":
             smooth = np.convolve(losses / wide[: len(losses)] - 1, np.ones(20) / 20, "valid")
-            apart.plot(steps[19:], 100 * smooth, dashes, linewidth=1, label=name)
-    curves.set(ylabel="training loss, nats a character", yscale="log")
+            apart.plot(steps[19:], 100 * smooth, linewidth=1, **style)
+    curves.set(ylabel="training loss, nats a character")
     curves.legend(title="held-out loss", fontsize=8, frameon=False)
     apart.axhline(0, color="black", linewidth=0.8)
     apart.set(xlabel="step", ylabel="to bfloat16, %, mean of 20 steps")

@@ -113,11 +113,11 @@ def state_shardings(model: Functional, state: State, mesh: Mesh) -> State:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), tree)
 
 
-def _adam(state: State, grads: Any, learning_rate: float) -> State:
+def _adam(state: State, grads: Any, learning_rate: float, warmup: int) -> State:
     """Adam with a warm-up, then 1/sqrt: by the step alone, so that a run can be made longer."""
     step = state["step"] + 1
     t = step.astype(jnp.float32)
-    rate = learning_rate * jnp.minimum(t / _WARMUP, jnp.sqrt(_WARMUP / t))
+    rate = learning_rate * jnp.minimum(t / warmup, jnp.sqrt(warmup / t))
     rate = rate * jnp.sqrt(1 - _BETA2**t) / (1 - _BETA1**t)
     first = jax.tree.map(lambda m, g: _BETA1 * m + (1 - _BETA1) * g, state["first"], grads)
     second = jax.tree.map(lambda v, g: _BETA2 * v + (1 - _BETA2) * g * g, state["second"], grads)
@@ -128,7 +128,7 @@ def _adam(state: State, grads: Any, learning_rate: float) -> State:
 
 
 def step_of(
-    loss: Loss, learning_rate: float = _LEARNING_RATE
+    loss: Loss, learning_rate: float = _LEARNING_RATE, warmup: int = _WARMUP
 ) -> Callable[[State, jax.Array, jax.Array], tuple[State, jax.Array]]:
     """One training step: (the next state, the loss before it)."""
 
@@ -141,7 +141,7 @@ def step_of(
             state["params"], quantizers, inputs, targets
         )
         # Once a step: what the layers saw, forward and backward, decides the next one's scales.
-        after = _adam(state, grads, learning_rate)
+        after = _adam(state, grads, learning_rate, warmup)
         return {**after, "quantizers": so.recipes.update(quantizers, seen)}, value
 
     return step

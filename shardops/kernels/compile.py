@@ -276,7 +276,8 @@ def _digest(*parts: str) -> str:
 
 def _cuda_core() -> tuple[Any, Any]:
     try:
-        module: Any = importlib.import_module("cuda.core")
+        with _lock:  # two threads that import it at once find half of it
+            module: Any = importlib.import_module("cuda.core")
         return module.Program, module.ProgramOptions
     except (ImportError, AttributeError) as error:  # old ones had them elsewhere
         raise errors.KernelUnavailableError(

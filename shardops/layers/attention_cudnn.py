@@ -50,14 +50,12 @@ def attention(
     """Attention of each device's batch and heads."""
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, *lengths: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=causal,
-            key_value_seq_lengths=lengths[0] if lengths else None,
-            implementation="cudnn",
+        # Of a sequence without a key it has one: cuDNN gives NaN for none.
+        some = jnp.maximum(lengths[0], 1) if lengths else None
+        mixed = jax.nn.dot_product_attention(
+            q, k, v, is_causal=causal, key_value_seq_lengths=some, implementation="cudnn"
         )
+        return jnp.where(lengths[0][:, None, None, None] > 0, mixed, 0) if lengths else mixed
 
     operands = [query, key, value]
     if lengths is not None:

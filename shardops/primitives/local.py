@@ -39,7 +39,7 @@ def local_primitive(
     def cuda(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
         results = _results(reference, arrays, statics)
         if not kernel or any(a.size == 0 for a in (*arrays, *results)):
-            return reference(*arrays, **statics)
+            return tuple(_kept(r) for r in reference(*arrays, **statics))
         return run_kernel(*arrays, **statics)
 
     def run_eagerly(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
@@ -59,6 +59,11 @@ def local_primitive(
         mlir.register_lowering(primitive, lowering, platform="cpu")
     mlir.register_lowering(primitive, mlir.lower_fun(cuda, multiple_results=True), platform="cuda")
     return lambda *arrays, **statics: tuple(primitive.bind(*arrays, **statics))
+
+
+def _kept(result: jax.Array) -> jax.Array:
+    """8-bit data as they are: XLA drops a cast to 8 bits and back as if rounding were of no use."""
+    return jax.lax.optimization_barrier(result) if result.dtype.itemsize == 1 else result
 
 
 def _typed_like(aval: Any, result: Any) -> Any:
