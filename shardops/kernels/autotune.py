@@ -15,7 +15,7 @@ from shardops import config
 from shardops.kernels.cache import write_whole
 
 # What an entry begins with: files of another version of this format are foreign.
-_FORMAT = "shardops gemm algorithm 1"
+_FORMAT = "shardops gemm algorithm 2"
 _CANDIDATES = 16
 # The heuristic's first is kept where another one is not clearly faster.
 _LEAST_GAIN = 0.01
