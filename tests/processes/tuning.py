@@ -1,4 +1,4 @@
-"""tuning PROCESS [PORT]: fills a process's own cache; or what it has GEMMs done by in a run of two."""
+"""tuning PROCESS [PORT]: fills a cache of its own; or what does its GEMMs in a run of two."""
 
 import json
 import sys
