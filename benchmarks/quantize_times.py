@@ -78,7 +78,8 @@ def quantize_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Cas
             again = recipe == "current"
             problem = arranged(
                 QuantizeProblem(1, 1, rows, cols, x, "float8_e4m3fn", scales, *ways,
-                                amax=recipe == "delayed", again=again)
+                                amax=recipe == "delayed", again=again),
+                target,
             )  # fmt: skip
             written, sizes = _written(problem, rows, cols)
             sizes |= {"x": rows * cols * jnp.dtype(x).itemsize}

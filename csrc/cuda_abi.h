@@ -159,12 +159,17 @@ enum class Scale : uint32_t {
 enum class Epilogue : uint32_t { kNone = 1, kRelu = 2, kBias = 4, kGelu = 32, kAux = 128 };
 
 enum class PrefAttr : uint32_t {
-  kMaxWorkspace = 1,  // uint64
-  kMinAlignA = 5,     // uint32, bytes; so are the three that follow
+  kMaxWorkspace = 1,   // uint64
+  kReductionMask = 3,  // uint32, a sum of schemes
+  kMinAlignA = 5,      // uint32, bytes; so are the three that follow
   kMinAlignB = 6,
   kMinAlignC = 7,
   kMinAlignD = 8,
 };
+
+// How the parts of a split k are summed: in the compute type, or in place or apart in that of the
+// result.
+enum class Reduction : uint32_t { kInPlace = 1, kComputeType = 2, kOutputType = 4 };
 
 // One member a symbol. Each name is the symbol without its "cublasLt" prefix.
 struct Functions {

@@ -120,6 +120,7 @@ lt::Status GemmPlan::MakePreference() {
     return static_cast<uint32_t>(p_.batch > 1 ? std::gcd(p_.align, stride_bytes) : p_.align);
   };
   prefer(lt::PrefAttr::kMaxWorkspace, static_cast<uint64_t>(p_.workspace_bytes));
+  prefer(lt::PrefAttr::kReductionMask, static_cast<uint32_t>(p_.reductions));
   prefer(lt::PrefAttr::kMinAlignA, alignment(p_.stride_b * in));
   prefer(lt::PrefAttr::kMinAlignB, alignment(p_.stride_a * in));
   prefer(lt::PrefAttr::kMinAlignC, alignment(p_.m * p_.n * out));

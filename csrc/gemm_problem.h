@@ -37,6 +37,7 @@ struct GemmProblem {
   int64_t sm_count;                    // multiprocessors to use; 0: all
   int64_t align;                       // bytes, of every address; XLA promises 16
   int64_t workspace_bytes;             // the most that the algorithm may use
+  int64_t reductions;                  // how parts of a split k may be summed: of lt::Reduction
   int64_t algo_version;  // cublasLtGetVersion() of the library that made algo; 0: no algo
   uint8_t algo[sizeof(lt::Algo)];
 };
@@ -77,6 +78,7 @@ constexpr GemmField kGemmFields[] = {
     {"sm_count", &GemmProblem::sm_count, 0, 0, 1 << 16},
     {"align", &GemmProblem::align, 16, 1, 256},
     {"workspace_bytes", &GemmProblem::workspace_bytes, 0, 0, int64_t{1} << 40},
+    {"reductions", &GemmProblem::reductions, int64_t(lt::Reduction::kComputeType), 0, 7},
     {"algo_version", &GemmProblem::algo_version, 0, 0, INT64_MAX},
 };
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardops.explaining import cli as explaining
 from shardops.kernels import cli as kernels
-from shardops.kernels import versions
+from shardops.kernels import doctor
 from shardops.version import __version__
 
 
@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     explaining.add_to(commands)
     kernels.add_to(commands)
-    versions.add_to(commands)
+    doctor.add_to(commands)
     return parser
 
 

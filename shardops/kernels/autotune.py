@@ -12,10 +12,11 @@ from typing import Any
 import jax
 
 from shardops import config
+from shardops.kernels.agreement import agreed
 from shardops.kernels.cache import write_whole
 
 # What an entry begins with: files of another version of this format are foreign.
-_FORMAT = "shardops gemm algorithm 1"
+_FORMAT = "shardops gemm algorithm 2"
 _CANDIDATES = 16
 # The heuristic's first is kept where another one is not clearly faster.
 _LEAST_GAIN = 0.01
@@ -23,7 +24,7 @@ _LEAST_GAIN = 0.01
 Algorithm = dict[str, Any]  # algo: bytes, algo_version, workspace_bytes
 
 _lock = threading.RLock()  # held while timing: two at a time would slow each other down
-_memory: dict[str, Algorithm] = {}
+_memory: dict[str, Algorithm | None] = {}  # None: the heuristic's first, as processes agreed
 _warned: set[str] = set()
 
 
@@ -32,8 +33,8 @@ def tuned(
 ) -> Algorithm | None:
     """The algorithm to use for a GEMM; None: the heuristic's first.
 
-    In a run of several processes only what is on disk counts, where all that share the directory
-    find the same: times differ between processes, and their programs must not.
+    In a run of several processes nothing is timed, and the first one that lowers the GEMM decides
+    for all, by what it finds on disk: their programs must not differ.
 
     Args:
       extension: `shardops._core`.
@@ -51,12 +52,14 @@ def tuned(
     with _lock:
         if key not in _memory:
             found = _read(key, problem)
-            if found is None and jax.process_count() == 1:
-                found = _timed(extension, device, problem)
-                if found is not None:
-                    _write(key, problem, found)
+            if jax.process_count() > 1:
+                _memory[key] = _agreed(key, problem, found)
+                return _memory[key]
             if found is None:
-                return None
+                found = _timed(extension, device, problem)
+                if found is None:
+                    return None
+                _write(key, problem, found)
             _memory[key] = found
         return _memory[key]
 
@@ -66,6 +69,12 @@ def clear_memory() -> None:
     with _lock:
         _memory.clear()
         _warned.clear()
+
+
+def _agreed(key: str, problem: Mapping[str, Any], own: Algorithm | None) -> Algorithm | None:
+    """What all processes take, of which one found `own` on disk."""
+    text = agreed(f"shardops/gemm/{key}", "null" if own is None else _entry(problem, own))
+    return None if text is None else _algorithm(json.loads(text), problem)
 
 
 def _timed(extension: Any, device: int, problem: Mapping[str, Any]) -> Algorithm | None:
@@ -130,18 +139,22 @@ def _algorithm(entry: Any, problem: Mapping[str, Any]) -> Algorithm | None:
     }
 
 
-def _write(key: str, problem: Mapping[str, Any], algorithm: Algorithm) -> None:
-    """One entry, as `_algorithm` reads it; where that fails, a warning."""
+def _entry(problem: Mapping[str, Any], algorithm: Algorithm) -> str:
+    """As `_algorithm` reads it."""
     entry = {
         "format": _FORMAT,
         "problem": problem,
         "algo": algorithm["algo"].hex(),
         "workspace_bytes": algorithm["workspace_bytes"],
     }
-    text = json.dumps({**entry, "digest": _digest(entry)}, indent=1)
+    return json.dumps({**entry, "digest": _digest(entry)}, indent=1)
+
+
+def _write(key: str, problem: Mapping[str, Any], algorithm: Algorithm) -> None:
+    """One entry; where that fails, a warning."""
     path = _path(key)
     try:
-        write_whole(path, text.encode())
+        write_whole(path, _entry(problem, algorithm).encode())
     except OSError as error:
         _warn("write", f"{path} cannot be written ({error}); later processes time again.")
 

@@ -180,7 +180,7 @@ def _softmax(request: Request, rows: int, target: Target) -> list[Launch]:
 def _quantize(request: Request, rows: int, target: Target) -> list[Launch]:
     """For arrays [rows, length]. There are no two passes: either asks for the same."""
     problem = _written(request, rows)
-    launches = [quantize_plan(arranged(problem), target)]
+    launches = [quantize_plan(arranged(problem, target), target)]
     if request.option("scaling") == "current":
         search, _ = magnitudes_plan(1, rows * request.length, request.dtype, target)
         launches.append(search)

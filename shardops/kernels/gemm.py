@@ -54,18 +54,23 @@ def gemm(
     rows that it would read slowly are padded first where that takes less time.
 
     Args:
-      lhs, rhs: of one dtype, float32 | bfloat16 | float16; no empty dim.
+      lhs, rhs: float32 | bfloat16 | float16; no empty dim. Of two dtypes, they are widened to
+        float32, and multiplied in TF32 unless more is asked for: float16 fits in that.
       bias: None, or [*rhs free dims].
       add: None, or as the result.
       contracting, batch: dims of lhs and of rhs, as in jax.lax.dot_general.
       epilogue: what follows the product besides add; an activation comes after the bias.
       out_dtype: float32 | bfloat16 | float16.
-      precision: as in jax.lax.dot_general, but None is full float32 for float32 operands unless
-        jax_default_matmul_precision says otherwise.
+      precision: as in jax.lax.dot_general, but None is full float32 for two float32 operands
+        unless jax_default_matmul_precision says otherwise.
     Returns: out [*batch dims, *lhs free dims, *rhs free dims]; aux alike, only for "gelu_aux".
     """
     out_dtype = jnp.dtype(out_dtype)
-    product = _Product(layout(lhs.shape, rhs.shape, contracting, batch), _allows_tf32(precision))
+    mixed = lhs.dtype != rhs.dtype
+    if mixed:
+        lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
+    tf32 = _allows_tf32(precision, unless_asked=mixed)
+    product = _Product(layout(lhs.shape, rhs.shape, contracting, batch), tf32)
     if _fuses(lhs, bias, add, epilogue, out_dtype, product.layout):
         fused = product.call(lhs, rhs, bias, add, epilogue, out_dtype)
         if fused is not None:
@@ -268,17 +273,22 @@ def _query_device() -> int | None:
     return client.local_devices()[0].local_hardware_id if client is not None else None
 
 
-def _allows_tf32(precision: Any) -> bool:
-    """Whether TensorFloat-32 was asked for, for float32 operands: for both, where they differ."""
+def _allows_tf32(precision: Any, unless_asked: bool) -> bool:
+    """Whether TensorFloat-32 was asked for, for float32 operands: for both, where they differ.
+
+    `unless_asked`: where nothing was asked for.
+    """
     if precision is None:
         settings: Any = jax.config  # its options are attributes that no type names
         precision = settings.jax_default_matmul_precision
+        if precision is None:
+            return unless_asked
     parts: Sequence[Any] = precision if isinstance(precision, tuple) else (precision,)
     return all(_names_tf32(part) for part in parts)
 
 
 def _names_tf32(precision: Any) -> bool:
-    if precision is None:
+    if precision is None:  # of one side
         return False
     name = precision if isinstance(precision, str) else getattr(precision, "name", str(precision))
     return name.upper() in ("DEFAULT", "FASTEST", "HIGH", "TENSORFLOAT32", "TF32_TF32_F32")

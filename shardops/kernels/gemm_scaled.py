@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardops.kernels import scale_tiles
 from shardops.kernels.gemm import CUDA_TYPES, Epilogue, custom_call, finish
 from shardops.kernels.gemm_scaled_plan import Matrix, Native, ScaleMode
 from shardops.kernels.sizes import round_up
@@ -144,11 +145,10 @@ def _scales(
         return _padded(array, (rows, blocks)), (1, 0)
     if matrix.scale is ScaleMode.BLOCK_128:
         return _padded(array, (array.shape[0], round_up(blocks, 4))), None
-    bits = jax.lax.bitcast_convert_type(array, jnp.uint8)
-    bits = _padded(bits, (round_up(rows, 128), round_up(blocks, 4)))
-    # Tiles of 128 rows by 4 blocks; in one, rows 32 apart lie side by side.
-    tiles = bits.reshape(bits.shape[0] // 128, 4, 32, bits.shape[1] // 4, 4)
-    return tiles.transpose(0, 3, 2, 1, 4), None
+    whole = round_up(rows, scale_tiles.ROWS), round_up(blocks, scale_tiles.BLOCKS)
+    if array.shape != whole:  # padded as bits: their type has no zero
+        array = _padded(jax.lax.bitcast_convert_type(array, jnp.uint8), whole)
+    return scale_tiles.tiled(array), None
 
 
 def _padded(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -118,7 +118,7 @@ def scaled_plan(
     lhs: Side, rhs: Side, contracting: DimPair, batch: DimPair, arch: str
 ) -> ScaledPlan:
     """Plans a product for a GPU of an architecture such as "sm_90"."""
-    reason = _unsupported(lhs, rhs, _number(arch))
+    reason = _unsupported(lhs, rhs, arch)
     native = _native(lhs, rhs, contracting, batch) if reason is None else reason
     exact = all(s.kind in ("tensor", "mxfp8") or s.dtype == "bfloat16" for s in (lhs, rhs))
     if isinstance(native, Native):
@@ -131,7 +131,12 @@ def _number(arch: str) -> int:
     return int(arch.removeprefix("sm_").rstrip("af"))
 
 
-def _unsupported(lhs: Side, rhs: Side, arch: int) -> str | None:
+def has_mxfp8(arch: str) -> bool:
+    """Whether GPUs of an architecture multiply 8-bit numbers with scales of 32."""
+    return _number(arch) >= 100
+
+
+def _unsupported(lhs: Side, rhs: Side, arch: str) -> str | None:
     """Why cuBLASLt has no product of such operands, whatever their shapes."""
     for name, side in (("lhs", lhs), ("rhs", rhs)):
         if side.kind == "none":
@@ -140,12 +145,12 @@ def _unsupported(lhs: Side, rhs: Side, arch: int) -> str | None:
         return f"lhs has {_SCALES[lhs.kind]}, rhs has {_SCALES[rhs.kind]}"
     if lhs.dtype == rhs.dtype == E5M2:
         return "cuBLASLt multiplies no E5M2 by E5M2"
-    if arch < 89:
-        return f"sm_{arch} has no FP8 tensor cores"
-    if lhs.kind == "block_128" and arch != 90:
+    if _number(arch) < 89:
+        return f"{arch} has no FP8 tensor cores"
+    if lhs.kind == "block_128" and _number(arch) != 90:
         return "cuBLASLt has scales of 128 elements on sm_90 alone"
-    if lhs.kind == "mxfp8" and arch < 100:
-        return f"sm_{arch} has no MXFP8 tensor cores"
+    if lhs.kind == "mxfp8" and not has_mxfp8(arch):
+        return f"{arch} has no MXFP8 tensor cores"
     return None
 
 

@@ -74,14 +74,15 @@ def core() -> ModuleType:
 
 @functools.cache
 def _core(has_devices: bool) -> ModuleType:
-    extension = _extension()
+    extension = load_extension()
     if has_devices:
         extension.set_library_paths(driver=find_library("cuda"), cublaslt=find_library("cublasLt"))
     _register(extension)
     return extension
 
 
-def _extension() -> ModuleType:
+def load_extension() -> ModuleType:
+    """Return `shardops._core`, not registered; KernelUnavailableError where it is missing."""
     try:
         return importlib.import_module("shardops._core")
     except ImportError as error:

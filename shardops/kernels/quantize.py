@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardops.kernels import launch
+from shardops.kernels import launch, scale_tiles
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     arranged,
@@ -15,6 +15,7 @@ from shardops.kernels.quantize_plan import (
     quantize_plan,
     tiling,
     written_layouts,
+    written_tiles,
 )
 from shardops.kernels.target import current_target
 
@@ -32,11 +33,21 @@ def quantize(
       scale_inv: one float32 an entry, where scales are those of entries.
       results: data, scales of blocks, both turned, amax, as far as the problem has them.
     """
-    problem = arranged(problem)
+    target = current_target()
+    problem = arranged(problem, target)
     operands = [operand for operand in (x, scale_inv) if operand is not None]
-    plan = quantize_plan(problem, current_target())
+    plan = quantize_plan(problem, target)
     layouts = written_layouts(problem, [len(r.shape) for r in results])
-    return launch.call(plan, operands, results, [problem.shape(tiling(problem))], layouts)
+    tiles = written_tiles(problem)
+    written = [
+        jax.ShapeDtypeStruct(scale_tiles.shape_of(*tiles[at]), r.dtype) if at in tiles else r
+        for at, r in enumerate(results)
+    ]
+    found = launch.call(plan, operands, written, [problem.shape(tiling(problem))], layouts)
+    return tuple(
+        scale_tiles.untiled(array, r.shape) if at in tiles else array
+        for at, (array, r) in enumerate(zip(found, results, strict=True))
+    )
 
 
 def magnitudes(x: jax.Array, added: int) -> jax.Array:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from shardops.kernels.element_types import TYPE_CODES
+from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.target import Target
 
@@ -48,6 +49,8 @@ class QuantizeProblem:
       again: x was read before.
       blocks_first: scales of 1 x 128 lie by blocks, then by rows, as cuBLASLt reads them; of one
         entry alone.
+      scales_tiled: those of 1 x 32 lie as cuBLASLt reads them (scale_tiles.py); of one entry and
+        group, whose rows and columns fill tiles.
     """
 
     entries: int
@@ -62,6 +65,7 @@ class QuantizeProblem:
     amax: bool = False
     again: bool = False
     blocks_first: bool = False
+    scales_tiled: bool = False
 
     @property
     def block(self) -> int:
@@ -127,16 +131,19 @@ def joined(problem: QuantizeProblem) -> QuantizeProblem:
     return replace(p, groups=1, rows=p.groups * p.rows) if p.rows % along == 0 else p
 
 
-def arranged(problem: QuantizeProblem) -> QuantizeProblem:
+def arranged(problem: QuantizeProblem, target: Target) -> QuantizeProblem:
     """`joined`; and rows alone are one stream of elements, cut into rows as short as tiles.
 
-    Where tiles are full of rows, scales of 1 x 128 lie by blocks: rows are no stream then.
+    Where tiles are full, scales lie as a product on that GPU reads them: rows are no stream then.
     """
     p = joined(problem)
     if p.scales == "row128" and p.entries == 1 and p.rows >= TILE:
         p = replace(p, blocks_first=True)
+    if p.scales == "row32" and p.entries == p.groups == 1 and has_mxfp8(target.arch):
+        p = replace(p, scales_tiled=p.rows % TILE == p.cols % TILE == 0)
     elements = p.rows * p.cols
-    alone = p.groups == 1 and not p.as_columns and p.scales != "square" and not p.blocks_first
+    in_order = not p.blocks_first and not p.scales_tiled
+    alone = p.groups == 1 and not p.as_columns and p.scales != "square" and in_order
     if alone and p.cols % p.block == 0 and elements % TILE == 0:
         p = replace(p, rows=elements // TILE, cols=TILE)
     return p
@@ -185,6 +192,7 @@ def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:
         ("COLUMNS", int(problem.as_columns)),
         ("AMAX", int(problem.amax)),
         ("BLOCKS_FIRST", int(problem.blocks_first)),
+        ("SCALES_TILED", int(problem.scales_tiled)),
     )
 
 
@@ -200,6 +208,15 @@ def written_layouts(problem: QuantizeProblem, ranks: Sequence[int]) -> list[Dims
         for at in range(1, written_arrays(problem), 2):
             layouts[at] = (ranks[at] - 1, *range(ranks[at] - 1))
     return layouts
+
+
+def written_tiles(problem: QuantizeProblem) -> dict[int, tuple[int, int]]:
+    """Which results are scales in tiles, and the rows and blocks that these are of."""
+    p = problem
+    ways = [(p.rows, p.cols)] * p.as_rows + [(p.cols, p.rows)] * p.as_columns
+    if not p.scales_tiled:
+        return {}
+    return {2 * n + 1: (rows, along // p.block) for n, (rows, along) in enumerate(ways)}
 
 
 def magnitudes_plan(entries: int, count: int, x: str, target: Target) -> tuple[Launch, int]:

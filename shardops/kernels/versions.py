@@ -1,8 +1,6 @@
-"""`python -m shardops versions`: what this installation runs on, and where each library is."""
+"""What this installation runs on, and where each library is."""
 
-import argparse
 import ctypes
-import importlib
 import importlib.metadata
 import platform
 from collections.abc import Callable
@@ -14,24 +12,13 @@ from shardops.kernels import compile, library
 from shardops.version import __version__
 
 
-def add_to(commands: argparse._SubParsersAction) -> None:
-    """Adds the command `versions`."""
-    parser = commands.add_parser(
-        "versions", help="versions and paths of all that takes part", description=__doc__
-    )
-    parser.set_defaults(run=_run)
-
-
-def _run(_: argparse.Namespace) -> int:
-    found = report()
-    width = max(map(len, found))
-    for name, text in found.items():
-        print(f"{name:{width}}  {text}")
-    return 0
-
-
 def report() -> dict[str, str]:
     """Version and path by name; of what is missing, the error that says what was tried."""
+    return {name: str(found) for name, found in parts().items()}
+
+
+def parts() -> dict[str, str | KernelUnavailableError]:
+    """As `report`, errors as they are."""
     return {
         "shardops": __version__,
         "python": platform.python_version(),
@@ -44,18 +31,15 @@ def report() -> dict[str, str]:
     }
 
 
-def _or_missing(find: Callable[[], str]) -> str:
+def _or_missing(find: Callable[[], str]) -> str | KernelUnavailableError:
     try:
         return find()
     except KernelUnavailableError as error:
-        return str(error)
+        return error
 
 
 def _extension() -> str:
-    try:
-        module = importlib.import_module("shardops._core")
-    except ImportError as error:
-        return f"missing: {error}"
+    module = library.load_extension()
     return f"FFI API {'.'.join(map(str, module.ffi_api_version))} {module.__file__}"
 
 
@@ -77,5 +61,8 @@ def _driver() -> str:
     version = ctypes.c_int()
     status = ctypes.CDLL(path).cuDriverGetVersion(ctypes.byref(version))
     if status != 0:
-        return f"missing: cuDriverGetVersion of {path} returned {status}"
+        raise KernelUnavailableError(
+            f"kernels: cuDriverGetVersion of {path} returned {status}; expected 0. Reinstall the "
+            "NVIDIA driver."
+        )
     return f"CUDA {version.value // 1000}.{version.value % 1000 // 10} {path}"

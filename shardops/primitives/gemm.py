@@ -72,7 +72,9 @@ def gemm(
         pre-activation, of ReLU the result.
       add: [*l, *r], added to the product (gradient accumulation).
       out_dtype: dtype of the result; None: the operands'. Where it is wider than theirs, the
-        cotangent is rounded to the operands' dtype before the products of the gradient.
+        cotangent is rounded to the operands' dtype before the products of the gradient, but not to
+        float16, in which it could overflow: there these are products of float32, on a GPU of TF32
+        (which holds float16 whole) unless jax_default_matmul_precision asks for more.
       out_sharding: PartitionSpec of the result; None: free dims keep the operands' axes;
         "cheapest": wherever that costs the least. With `unreduced=` axes (on a mesh of Explicit
         axes) the sum over these is left to whoever reshards the result.

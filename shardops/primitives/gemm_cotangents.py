@@ -68,10 +68,14 @@ def operand_cotangents(op: GemmOp, lhs: Operand, rhs: Operand, dz: jax.Array) ->
 
 
 def _cotangent_dtype(dz: jax.Array, lhs: Operand, rhs: Operand) -> Any:
-    """What dz is rounded to: the dtype of an operand that is not quantised, which it meets."""
+    """What dz is rounded to: the dtype of an operand that is not quantised, which it meets.
+
+    But for float16, whose range is the smaller one: what is wider meets it as it is.
+    """
     plain = [a.dtype for a in (lhs, rhs) if not isinstance(a, ScaledArray)]
     common = jnp.result_type(lhs.dtype, rhs.dtype)
-    return plain[0] if plain else min(dz.dtype, common, key=lambda dtype: dtype.itemsize)
+    met = plain[0] if plain else min(dz.dtype, common, key=lambda dtype: dtype.itemsize)
+    return dz.dtype if met == jnp.float16 else met
 
 
 def _one_by_one(

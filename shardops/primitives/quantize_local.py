@@ -124,7 +124,7 @@ def problem_of(form: Form, shape: tuple[int, ...], dtype: str) -> "QuantizeProbl
     )
 
 
-def _quantize_kernel(x: jax.Array, *scale_inv: jax.Array, form: Form) -> Results:
+def quantize_kernel(x: jax.Array, *scale_inv: jax.Array, form: Form) -> Results:
     from shardops.kernels import quantize as kernels
 
     results = jax.eval_shape(partial(quantized, form=form), x, *scale_inv)
@@ -138,5 +138,5 @@ def _magnitudes_kernel(x: jax.Array, *, added: int) -> Results:
     return (kernels.magnitudes(x, added),)
 
 
-local_quantize = local_primitive("shardops_quantize", quantized, _quantize_kernel)
+local_quantize = local_primitive("shardops_quantize", quantized, quantize_kernel)
 local_magnitudes = local_primitive("shardops_quantize_magnitudes", magnitudes, _magnitudes_kernel)

@@ -26,6 +26,7 @@ struct FakeHandle {
 };
 struct FakePreference {
   uint64_t workspace = 0;
+  uint32_t reductions = 7;
 };
 
 FakeDesc& Of(lt::Desc d) { return *reinterpret_cast<FakeDesc*>(d); }
@@ -163,12 +164,14 @@ Status cublasLtMatmulPreferenceDestroy(lt::Preference preference) {
 Status cublasLtMatmulPreferenceSetAttribute(lt::Preference preference, lt::PrefAttr attr,
                                             const void* value, size_t n) {
   if (attr == lt::PrefAttr::kMaxWorkspace) return Put(Of(preference).workspace, value, n);
+  if (attr == lt::PrefAttr::kReductionMask) return Put(Of(preference).reductions, value, n);
   uint32_t align = 0;
   const Status s = Put(align, value, n);
   return s == Status::kSuccess && align == 0 ? Bad("alignment") : s;
 }
 
-// Three algorithms; number i uses i * 64 KiB of workspace.
+// Four algorithms, the last one first; number i uses i * 64 KiB of workspace. Number 3 splits k,
+// and sums the parts in the type of the result.
 Status cublasLtMatmulAlgoGetHeuristic(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b,
                                       lt::Layout c, lt::Layout o, lt::Preference preference,
                                       int want, lt::HeuristicResult* out, int* got) {
@@ -178,11 +181,13 @@ Status cublasLtMatmulAlgoGetHeuristic(lt::Handle handle, lt::Desc desc, lt::Layo
   *got = 0;
   const Status s = Supported(Of(desc), Of(a), Of(b), Of(c), Of(o));
   if (s != Status::kSuccess) return s;
-  for (uint64_t i = 0; i < 3 && *got < want; ++i) {
+  const FakePreference& asked = Of(preference);
+  const bool splits = asked.reductions & static_cast<uint32_t>(lt::Reduction::kOutputType);
+  for (uint64_t i = splits ? 0 : 1; i < 4 && *got < want; ++i) {
     lt::HeuristicResult r = {};
-    r.algo.data[0] = kMagic, r.algo.data[1] = 2 - i;
+    r.algo.data[0] = kMagic, r.algo.data[1] = 3 - i;
     r.workspace_bytes = Workspace(r.algo);
-    if (r.workspace_bytes <= Of(preference).workspace) out[(*got)++] = r;
+    if (r.workspace_bytes <= asked.workspace) out[(*got)++] = r;
   }
   return Status::kSuccess;
 }
@@ -191,7 +196,7 @@ Status cublasLtMatmulAlgoCheck(lt::Handle handle, lt::Desc desc, lt::Layout a, l
                                lt::Layout c, lt::Layout o, const lt::Algo* algo,
                                lt::HeuristicResult* r) {
   if (!handle) return Status::kNotInitialized;
-  if (algo->data[0] != kMagic || algo->data[1] > 2) return Status::kInvalidValue;
+  if (algo->data[0] != kMagic || algo->data[1] > 3) return Status::kInvalidValue;
   r->workspace_bytes = Workspace(*algo);
   return r->state = Supported(Of(desc), Of(a), Of(b), Of(c), Of(o));
 }

@@ -170,6 +170,17 @@ void TestAlgorithm() {
   }
 }
 
+void TestReductions() {
+  GemmProblem p = Problem(8, 8, 8);
+  p.workspace_bytes = 1 << 20;
+  for (bool any : {false, true}) {
+    if (any) p.reductions += static_cast<int64_t>(lt::Reduction::kOutputType);
+    auto plan = GemmPlan::Make(p);
+    auto found = (*plan)->Candidates(0, 8);
+    CHECK(found.has_value() && found->size() == (any ? 4 : 3), Message(found));
+  }
+}
+
 void TestCapture() {
   GemmProblem p = Problem(8, 8, 8);
   p.bias = 1;
@@ -222,6 +233,7 @@ int main(int argc, char** argv) {
     shardops::TestStrides();
     shardops::TestErrors();
     shardops::TestAlgorithm();
+    shardops::TestReductions();
     shardops::TestCapture();
   }
   shardops::TestThreads();

@@ -105,6 +105,40 @@ def test_what_follows_a_product_is_one_kernel(rng, activation, biased):
     assert not [line for line in ours if re.search(r"= \(?f32\[512,512\]", line)], ours
 
 
+@pytest.mark.parametrize("gate", [("silu", "linear"), ("gelu", "linear"), ("relu", "silu")])
+def test_a_gate_is_one_kernel(rng, gate):
+    """Between two products: one pass forward, one more backward beside the norm's and theirs."""
+    x, gamma, cotangent = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in (
+        (512, 256), (256,), (512, 256)))  # fmt: skip
+    up = jnp.asarray(rng.standard_normal((256, 2, 512)) / 16, jnp.bfloat16)
+    down = jnp.asarray(rng.standard_normal((512, 256)) / 16, jnp.bfloat16)
+
+    def forward(x, gamma, up, down):
+        return so.layer_norm_mlp(x, gamma, (up, down), norm="rms_norm", activation=gate)
+
+    def both(cotangent, *operands):
+        return jax.vjp(forward, *operands)[1](cotangent)
+
+    operands = (x, gamma, up, down)
+    for function, given, passes in ((forward, operands, 1), (both, (cotangent, *operands), 2)):
+        ours = kernels_of(function, *given)
+        calls = [line for line in ours if "shardops_" in line]
+        assert len(ours) == len(calls) + passes, ours
+
+
+@pytest.mark.parametrize("size, other", [(1e6, 1e-3), (1e-8, 1e4)])
+def test_cotangents_beyond_float16(rng, size, other):
+    """Those of a float32 result of float16 operands: in TF32, none is lost."""
+    x, w = (jnp.asarray(other * rng.standard_normal(s), jnp.float16) for s in ((96, 64), (64, 128)))
+    dy = jnp.asarray(size * rng.standard_normal((96, 128)), jnp.float32)
+    step = jax.jit(lambda dy, x, w: jax.vjp(
+        lambda x, w: so.gemm(x, w, out_dtype=jnp.float32), x, w)[1](dy))  # fmt: skip
+    assert "compute = 77" in step.lower(dy, x, w).as_text()
+    a, b, dz = (np.asarray(v).astype(np.float64) for v in (x, w, dy))
+    for got, want, reduced in zip(step(dy, x, w), (dz @ b.T, a.T @ dz), (128, 96), strict=True):
+        assert_close(got, want, reduced=reduced, what="gradient")
+
+
 def test_relu_keeps_what_is_not_finite(rng):
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
         x = jnp.asarray(rng.standard_normal((64, 64)), dtype).at[3, 5].set(jnp.nan)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import distributed
 
 from shardops.kernels import autotune, gemm_scaled
 from shardops.kernels.gemm_scaled_plan import Native, Side, scaled_plan
@@ -188,17 +189,54 @@ def test_without_an_algorithm(
     assert entries(tuning) == []
 
 
-def test_several_processes_take_what_is_on_disk(
+class Store:
+    """What processes share: the first to set a name is heard."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def key_value_set(self, name: str, text: str, allow_overwrite: bool) -> None:
+        if name in self.kept and not allow_overwrite:
+            raise RuntimeError(f"ALREADY_EXISTS: {name}")
+        self.kept[name] = text
+
+    def blocking_key_value_get(self, name: str, milliseconds: int) -> str:
+        return self.kept[name]
+
+
+def test_several_processes_take_what_one_has_on_disk(
     tuning: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert workspace_of(call(rng).text()) == 2 * WORKSPACE
-    assert entries(tuning) == []
-    monkeypatch.setattr(jax, "process_count", lambda: 1)
     call(rng).text()
-    autotune.clear_memory()
+    [timed] = entries(tuning)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    autotune.clear_memory()
+    assert workspace_of(call(rng).text()) == 2 * WORKSPACE  # they share nothing
+    store = Store()
+    monkeypatch.setattr(distributed.global_state, "client", store)
+    autotune.clear_memory()
     assert workspace_of(call(rng).text()) == WORKSPACE
+    timed.unlink()
+    autotune.clear_memory()  # a process without that file
+    assert workspace_of(call(rng).text()) == WORKSPACE
+    other = call(rng, sizes={"n": 16})
+    assert workspace_of(other.text()) == 2 * WORKSPACE
+    assert entries(tuning) == []
+
+
+def test_a_store_that_is_gone_is_an_error(
+    tuning: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else this process would lower another program than those that it still answers."""
+
+    class Gone(Store):
+        def key_value_set(self, name: str, text: str, allow_overwrite: bool) -> None:
+            raise RuntimeError("UNAVAILABLE: the coordinator")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed.global_state, "client", Gone())
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        call(rng).text()
 
 
 def test_threads_time_one_problem_once(

@@ -167,6 +167,22 @@ def test_gemm_precision(
         assert "compute = 68 : i64" in half.text()
 
 
+@pytest.mark.parametrize(
+    ("precision", "default", "compute"),
+    [(None, None, 77), (None, "highest", 68), (jax.lax.Precision.HIGHEST, "default", 68)],
+)
+def test_gemm_of_two_dtypes(
+    core: ModuleType, rng: np.random.Generator, precision: Any, default: str | None, compute: int
+) -> None:
+    """A gradient's: of float16 and of a cotangent in float32."""
+    sizes = {"m": 5, "k": 9, "n": 8}
+    with jax.default_matmul_precision(default):
+        call = Call(rng, Contraction("mk,kn"), sizes, "float16", precision=precision)
+        call.operands[0] = call.operands[0].astype(np.float32)
+        call.check()
+        assert f"compute = {compute} : i64" in call.text()
+
+
 def test_gemm_leaves_a_margin_of_multiprocessors(
     core: ModuleType, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

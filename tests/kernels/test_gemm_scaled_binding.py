@@ -3,10 +3,16 @@
 import threading
 from types import ModuleType
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardops.kernels import launch
 from shardops.kernels.target import target_for, use_target
+from shardops.primitives.gemm_scaled_local import Scaled, scaled_gemm_kernel
+from shardops.primitives.quantize_local import Form, quantize_kernel
+from shardops.rules.quantize import Blocks
 from tests.kernels.scaled_calls import (
     BLOCK,
     CURRENT,
@@ -167,6 +173,38 @@ def test_mxfp8_on_sm_100(core, rng, monkeypatch, formats, m, n, k) -> None:
         text = runs_in_fp8(call, formats)
     assert (attribute(text, "scale_a"), attribute(text, "scale_b")) == (4, 4)
     assert attribute(text, "k") % 32 == 0
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_mxfp8_scales_are_read_as_they_are_written(core, monkeypatch, layout, whole) -> None:
+    """Quantised and multiplied in one program, no transpose moves those that fill tiles."""
+    monkeypatch.setenv("FAKE_CUBLASLT_SM", "100")
+    written: list = []  # by the kernel
+
+    def product(x, *given):
+        """x xᵀ over its last dim, or xᵀ x over the others."""
+
+        def call(_plan, _operands, results, *_rest):
+            written[:] = results
+            return given or [jnp.zeros(r.shape, r.dtype) for r in results]
+
+        monkeypatch.setattr(launch, "call", call)
+        form = Form("float8_e4m3fn", MX, Blocks(layout, (1, 32), added=0))
+        data, scales = quantize_kernel(x, form=form)
+        side = Scaled(MX, np.dtype("bfloat16"), (1, 1, 32))
+        k = (2,) if layout == "rows" else (1, 2)
+        after = {"bias": False, "add": False, "epilogue": "none", "out_dtype": "bfloat16"}
+        how = {"batch": ((), ()), "precision": None, "precise": False, **after}
+        both = {"lhs": side, "rhs": side, "contracting": (k, k)}
+        return scaled_gemm_kernel(data, scales, data, scales, **both, **how)
+
+    x = jax.ShapeDtypeStruct((2, 128, 384 if whole else 416), "bfloat16")
+    with use_target(target_for("sm_100", 148)):
+        jax.eval_shape(product, x)
+        lowered = jax.jit(product).lower(x, *written)
+    assert attribute(lowered.as_text(), "scale_a") == 4
+    assert (" transpose(" in lowered.compile().as_text()) != whole
 
 
 def test_each_thread_keeps_its_own_scales(core, rng, monkeypatch) -> None:

@@ -91,7 +91,7 @@ def test_find_library_passes_over_a_wrong_version(places: Path) -> None:
 def test_core_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shardops._core", None)
     with pytest.raises(KernelUnavailableError, match=r"shardops\._core cannot be imported .*pip"):
-        library._extension()
+        library.load_extension()
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if reason := host.missing():
         pytest.skip(reason)
     found = host.extension()
-    monkeypatch.setattr(library, "_extension", lambda: found)
+    monkeypatch.setattr(library, "load_extension", lambda: found)
     return found
 
 

@@ -78,6 +78,25 @@ def test_gemm_promotes_operands_of_two_dtypes(rng, lhs_dtype, rhs_dtype):
     calls.check_gemm(case, got, gradients, calls.gemm_wanted(case, arrays, cotangent))
 
 
+@pytest.mark.parametrize("size, other", [(1e6, 1e-3), (1e-8, 1e4)])
+def test_gemm_gradients_take_cotangents_beyond_float16(rng, size, other):
+    """Both gradients fit in float16, the cotangent between them does not: as precise as jnp."""
+    x, w = (np.float16(other) * cases.random(rng, s, "float16") for s in ((6, 16), (16, 8)))
+    dy = np.float32(size) * cases.random(rng, (6, 8))
+
+    def errors(product):
+        _, pull = jax.vjp(product, x, w)
+        wide = [a.astype(np.float64) for a in (x, w)]
+        wanted = dy @ wide[1].T, wide[0].T @ dy
+        found = [np.asarray(d).astype(np.float64) for d in pull(dy)]
+        return [np.abs(d - want).max() for d, want in zip(found, wanted, strict=True)], wanted
+
+    ours, wanted = errors(lambda x, w: so.gemm(x, w, out_dtype=jnp.float32))
+    theirs, _ = errors(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32))
+    for error, other, want in zip(ours, theirs, wanted, strict=True):
+        assert error <= other + 2.0**-12 * np.abs(want).max()
+
+
 def test_gemm_accumulates_gradients_into_add(rng):
     """The use of add: one microbatch's weight gradient on top of the others', in float32."""
     total = jnp.zeros((16, 24), jnp.float32)
