@@ -30,18 +30,22 @@ def parts(record: Record) -> tuple[Part, ...]:
     op, plan = record.op, record.placement.plan
     if not isinstance(op, GemmGradOp) or plan is None:
         return (Part(record),)
-    dz, (lhs, *_), (rhs, *_) = op.sides(record.offered)
-    of_dz, of_lhs, of_rhs = op.sides(range(len(op.operands)))
+    offered, numbers = op.sides(record.offered), op.sides(range(len(op.operands)))
+    dz, lhs, rhs = offered.dz[0], offered.lhs[0], offered.rhs[0]
     ways = plan.of_dz if plan.lhs_first else plan.of_dz[::-1]
     need = plan.to_rhs.rhs if plan.lhs_first else plan.to_lhs.lhs
     second = ways[1][0].before if ways[1] else need
     by_lhs, by_rhs = (dz, second) if plan.lhs_first else (second, dz)
-    products = op.products
+    of_dz = numbers.dz
+    if plan.turned:
+        of_dz, by_rhs = numbers.turned, offered.turned[0]
+    products = op.products(plan.turned)
     to_lhs = Part(
-        _product(record, products[0], plan.to_lhs, ((of_dz,), of_rhs), (by_lhs, rhs), 0), "lhs"
+        _product(record, products[0], plan.to_lhs, (numbers.dz, numbers.rhs), (by_lhs, rhs), 0),
+        "lhs",
     )
     to_rhs = Part(
-        _product(record, products[1], plan.to_rhs, (of_lhs, (of_dz,)), (lhs, by_rhs), 1), "rhs"
+        _product(record, products[1], plan.to_rhs, (numbers.lhs, of_dz), (lhs, by_rhs), 1), "rhs"
     )
     return (to_lhs, to_rhs) if plan.lhs_first else (to_rhs, to_lhs)
 

@@ -8,11 +8,12 @@ from jax.sharding import PartitionSpec
 
 from shardops import array_type, checkpoint_policies, config
 from shardops.layers.activations import check_activation
+from shardops.layers.backward import Form
 from shardops.layers.canonical import canonical
 from shardops.layers.gathering import check_input_sharding, gathered
 from shardops.layers.operands import Input
 from shardops.layers.product import product
-from shardops.layers.quantized import Form, check_quantizers, quantized_product
+from shardops.layers.quantized import check_quantizers, quantized_product
 from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding
 from shardops.primitives.gemm_op import Activation, GemmOp

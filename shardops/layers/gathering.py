@@ -13,10 +13,9 @@ from shardops.errors import wrong
 from shardops.layers.names import named_data
 from shardops.layers.operands import Both
 from shardops.primitives import check
-from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.scales import scale_spec
-from shardops.rules.spec import Spec, axes_in, to_partition_spec
+from shardops.rules.spec import Spec, to_partition_spec
 
 
 def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
@@ -43,28 +42,6 @@ def gathered(x: Both, spec: Spec) -> Both:
         return Both(rows, _transposed(rows), x.amax)
     columns = _at(x.columns, (spec[-1], *spec[:-1]))
     return Both(rows, named_data(columns, GATHERED), x.amax)
-
-
-def gathered_once(op: GemmOp, dz: Both, rhs: ScaledArray, wanted: Spec | None) -> Both:
-    """dz as the product dz · rhs gathers it, for the other product to find it there.
-
-    With scales of blocks the two layouts are other numbers: each product moves its own.
-    """
-    data, other = dz.rows.data, rhs.data
-    assert data is not None
-    assert other is not None
-    mesh = array_type.mesh_of(data, other)
-    if dz.rows.block is not None or mesh.empty or {*mesh.axis_names} - {*mesh.explicit_axes}:
-        return dz
-    sizes = tuple(mesh.shape.items())
-    specs = (array_type.type_spec(data), array_type.type_spec(other))
-    plan = op.plan((data.shape, other.shape), specs, sizes, wanted, (1, 1))
-    moves = plan.of("lhs")
-    parts = {*axes_in(plan.lhs)} - {*mesh.axis_names}
-    if not moves or parts or any(step.kind != "all_gather" for step in moves):
-        return dz
-    rows = _at(dz.rows, plan.lhs)
-    return Both(rows, _transposed(rows), dz.amax)
 
 
 def _at(part: ScaledArray, spec: Spec) -> ScaledArray:

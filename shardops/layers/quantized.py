@@ -1,6 +1,6 @@
 """A product of quantised operands with its derivative, whose products are of 8-bit data as well."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from shardops import array_type, config, routing
 from shardops.errors import wrong
-from shardops.layers.gathering import gathered_once
+from shardops.layers.backward import Form, both_cotangents
 from shardops.layers.operands import Both, in_both_layouts
 from shardops.layers.product import activated
 from shardops.maxima import reported
@@ -20,20 +20,6 @@ from shardops.primitives.row_sum import row_sum
 from shardops.primitives.scaled import ScaledArray
 from shardops.primitives.scaling import ScalingMode
 from shardops.quantizer import DenseQuantizers, Quantizer
-from shardops.rules.spec import to_partition_spec
-
-Dims = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Form:
-    """How many dims x [*rows, *k] and kernel [*k, *groups, n] have; `like`: batch-like rows."""
-
-    name: str
-    rows: int
-    k: int
-    groups: int
-    like: Dims
 
 
 class Operands(NamedTuple):
@@ -156,32 +142,12 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, dz: jax.Array) 
     del out_sharding
     form, op = static
     x, kernel, gradient, amaxes, observed, (x_type, kernel_type, bias_type) = saved
-    g, k, rows = form.groups, form.k, form.rows
+    g, rows = form.groups, form.rows
     plain = replace(op.bare, cheapest=False, name=f"{op.name}.grad")
     plain = replace(plain, kernel=config.runs_as_kernel(plain.name))
     with jax.named_scope(plain.scope):
         dz_parts = in_both_layouts(_groups_first(dz, rows, g), gradient, g)
-        like = tuple(g + d for d in form.like)
-        n = (*range(g), g + rows)
-        to_x = replace(
-            plain,
-            contracting=(n, (*range(g), g + k)),
-            batch_like=(like, ()),
-            out_dtype=x_type.dtype.name,
-        )
-        dz_parts = gathered_once(to_x, dz_parts, kernel, x_type.spec)
-        dx = gemms.product(to_x, dz_parts.rows, kernel, None, None, _wanted(x_type))
-        first = 1 if k == 1 else 0  # x is [k, *rows], or [*rows, *k]
-        to_kernel = replace(
-            plain,
-            contracting=(tuple(range(first, first + rows)), tuple(range(g + 1, g + 1 + rows))),
-            batch_like=(
-                tuple(first + d for d in form.like),
-                tuple(g + 1 + d for d in form.like),
-            ),
-            out_dtype=kernel_type.dtype.name,
-        )
-        dkernel = gemms.product(to_kernel, x, dz_parts.columns, None, None, _wanted(kernel_type))
+        dx, dkernel = both_cotangents(form, plain, dz_parts, x, kernel, (x_type, kernel_type))
         dbias = None
         if bias_type is not None:
             dbias = row_sum(plain.name, dz, rows, bias_type.spec, bias_type.unreduced)
@@ -194,10 +160,6 @@ def _pull(static: Static, out_sharding: OutSharding, saved: Any, dz: jax.Array) 
     once = (dz, x.data, kernel.data)
     dx, dkernel = (_differentiated_once(form.name, None, d, once) for d in (dx, dkernel))
     return (Operands(None, None, None, seen, x_type.apply(dx), kernel_type.apply(dkernel), dbias),)
-
-
-def _wanted(of: array_type.Type) -> OutSharding:
-    return None if of.spec is None else to_partition_spec(of.spec, of.unreduced)
 
 
 _product.defvjp(_save, _pull)

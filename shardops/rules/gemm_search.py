@@ -17,7 +17,7 @@ from shardops.rules.spec import Axes, Sizes, Spec, axes_in
 _MANY_AXES, _MANY_LOOPS = 3, 5
 
 SLACK = 0.05
-_ROUNDING = 1e-5  # of times, and the small weights that count collectives
+ROUNDING = 1e-5  # of times, and the small weights that count collectives
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ def _worthwhile(
     usual = np.where(as_usual, time, np.inf)
     if not np.isfinite(usual).any():  # it takes such an axis to leave a sum open
         return np.ones(len(layouts.loops), bool)
-    return as_usual | (moved <= moved[usual.argmin()] * (1 + _ROUNDING))
+    return as_usual | (moved <= moved[usual.argmin()] * (1 + ROUNDING))
 
 
 def _preferred(
     time: np.ndarray, flops: np.ndarray, collectives: np.ndarray, sharded: np.ndarray
 ) -> int:
     least = time.min()
-    fewest = flops[time <= least * (1 + _ROUNDING) + 1e-30].min()
+    fewest = flops[time <= least * (1 + ROUNDING) + 1e-30].min()
     near = np.flatnonzero((time <= least * (1 + SLACK) + 1e-30) & (flops <= fewest + 0.5))
     order = np.lexsort((near, sharded[near], time[near], collectives[near]))
     return int(near[order[0]])
