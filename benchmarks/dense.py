@@ -25,7 +25,7 @@ from kernel_time import kernel_durations
 
 RECIPES: dict[str, Any] = {
     "bfloat16": None,
-    "delayed": so.recipes.DelayedScaling(history_length=16),
+    "delayed": so.recipes.DelayedScaling(amax_history_len=16),
     "current": so.recipes.CurrentScaling(),
     "block_128": so.recipes.Block128Scaling(),
 }

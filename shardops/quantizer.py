@@ -12,7 +12,7 @@ from shardops.errors import wrong
 from shardops.primitives.scaling import TINY, ScalingMode, tensor_scale_inv
 from shardops.rules.quantize import Layout
 
-AmaxAlgorithm = Literal["max", "most_recent"]
+AmaxCompute = Literal["max", "most_recent"]
 
 _LARGEST = 2.0**126  # of a scale: the inverse of a larger one is subnormal
 
@@ -20,7 +20,7 @@ _LARGEST = 2.0**126  # of a scale: the inverse of a larger one is subnormal
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("scale_inv", "amax_history", "observed"),
-    meta_fields=("mode", "format", "layout", "block", "margin", "amax_algorithm"),
+    meta_fields=("mode", "format", "layout", "block", "margin", "amax_compute"),
 )
 @dataclass(frozen=True, eq=False)
 class Quantizer:
@@ -35,7 +35,7 @@ class Quantizer:
       layout: what is written: "rows" | "columns" | "both".
       block: elements of the last two dims that a scale covers; None: the whole tensor.
       margin: of delayed scaling: scales are 2^margin times what the history asks for.
-      amax_algorithm: of delayed scaling: "max" of the history, or its "most_recent" entry.
+      amax_compute: of delayed scaling: "max" of the history, or its "most_recent" entry.
       scale_inv: of delayed scaling: the scale of this step, float32 of rank 0.
       amax_history: of delayed scaling: the largest magnitudes of steps before, newest first.
       observed: of delayed scaling, in a function that is differentiated: where a layer leaves what
@@ -47,7 +47,7 @@ class Quantizer:
     layout: Layout = "rows"
     block: tuple[int, int] | None = None
     margin: int = 0
-    amax_algorithm: AmaxAlgorithm = "max"
+    amax_compute: AmaxCompute = "max"
     scale_inv: jax.Array | None = None
     amax_history: jax.Array | None = None
     observed: jax.Array | None = None
@@ -98,7 +98,7 @@ class Quantizer:
         known = jnp.isfinite(newest)
         rolled = jnp.roll(self.amax_history, 1).at[0].set(newest)
         history = jnp.where(known, rolled, self.amax_history)
-        asked = jnp.max(history) if self.amax_algorithm == "max" else history[0]
+        asked = jnp.max(history) if self.amax_compute == "max" else history[0]
         scale_inv = tensor_scale_inv(asked, self.format) * jnp.float32(2.0**self.margin)
         scale_inv = jnp.where(
             known & (asked >= TINY), jnp.clip(scale_inv, TINY, _LARGEST), self.scale_inv
@@ -121,7 +121,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def delayed(
-    format: str, layout: Layout, *, history: int, margin: int, algorithm: AmaxAlgorithm
+    format: str, layout: Layout, *, history: int, margin: int, algorithm: AmaxCompute
 ) -> Quantizer:
     """A quantiser of delayed scaling before its first step: its scale is 1, times the margin."""
     return Quantizer(
@@ -129,7 +129,7 @@ def delayed(
         format,
         layout,
         margin=margin,
-        amax_algorithm=algorithm,
+        amax_compute=algorithm,
         scale_inv=jnp.full((), 2.0**margin, jnp.float32),
         amax_history=jnp.zeros((history,), jnp.float32),
     )

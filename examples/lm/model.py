@@ -25,7 +25,7 @@ from .plain import cross_entropy
 
 RECIPES = {
     "none": None,
-    "delayed": so.recipes.DelayedScaling(history_length=16),
+    "delayed": so.recipes.DelayedScaling(amax_history_len=16),
     "current": so.recipes.CurrentScaling(),
     "block128": so.recipes.Block128Scaling(),
     "mxfp8": so.recipes.MXFP8Scaling(),

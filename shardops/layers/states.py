@@ -91,5 +91,5 @@ def _kind(quantizer: Any) -> str:
     steps = "no" if history is None else history.shape[-1]
     return (
         f"{static.format}, {static.mode.name}, margin {static.margin}, "
-        f"{static.amax_algorithm} of {steps} steps"
+        f"{static.amax_compute} of {steps} steps"
     )

@@ -37,8 +37,8 @@ class QuantisedProduct(Product):
     def _op(self, arrays: Mapping[str, Any]) -> jax.Array:
         given = dict(arrays)
         for name, (recipe, format, role, layout) in self.quantised:
-            kind = dataclasses.replace(RECIPES[recipe], format=format, gradient_format=format)
-            given[name] = so.quantize(given[name], kind.quantizer(role, layout))
+            quantizer = RECIPES[recipe].quantizer(role, layout)
+            given[name] = so.quantize(given[name], dataclasses.replace(quantizer, format=format))
         return super()._op(given)
 
 

@@ -9,7 +9,7 @@ import shardops as so
 from tests.primitives.test_scaled import oracle
 
 RECIPES = {
-    "delayed": so.recipes.DelayedScaling(history_length=4),
+    "delayed": so.recipes.DelayedScaling(amax_history_len=4),
     "current": so.recipes.CurrentScaling(),
     "block": so.recipes.Block128Scaling(),
     "mxfp8": so.recipes.MXFP8Scaling(),

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import shardops as so
 from tests import meshes
 
-RECIPE = so.recipes.DelayedScaling(history_length=3)
+RECIPE = so.recipes.DelayedScaling(amax_history_len=3)
 QS = RECIPE.dense_quantizers()
 KERNEL = np.eye(16, dtype=np.float32) / 2
 BATCHES = np.zeros((4, 8, 16), np.float32)

@@ -157,11 +157,11 @@ def test_recipe_that_a_gpu_has_no_products_for_says_what_it_does_instead():
 
 
 def test_state_that_is_missing_or_of_another_recipe():
-    module = linen.Dense(16, recipe=so.recipes.DelayedScaling(history_length=4))
+    module = linen.Dense(16, recipe=so.recipes.DelayedScaling(amax_history_len=4))
     variables = module.init(jax.random.key(0), X)
     with pytest.raises(ValueError, match="Dense: delayed state is missing"):
         module.apply({"params": variables["params"]}, X)
-    other = linen.Dense(16, recipe=so.recipes.DelayedScaling(history_length=8))
+    other = linen.Dense(16, recipe=so.recipes.DelayedScaling(amax_history_len=8))
     with pytest.raises(ValueError, match=r"delayed state of the input is .* of 4 steps; expected"):
         other.apply(variables, X)
     ours = of_nnx.Dense(8, 16, recipe=so.recipes.DelayedScaling(margin=1), rngs=RNGS)
@@ -174,7 +174,7 @@ def test_state_that_is_missing_or_of_another_recipe():
 
 
 def test_state_that_nobody_watches_is_refused_in_a_gradient():
-    module = linen.Dense(16, recipe=so.recipes.DelayedScaling(history_length=4))
+    module = linen.Dense(16, recipe=so.recipes.DelayedScaling(amax_history_len=4))
     variables = module.init(jax.random.key(0), X)
     with pytest.raises(ValueError, match=r"so\.recipes\.watch"):
         jax.jit(jax.grad(lambda v: module.apply(v, X).sum()))(variables)

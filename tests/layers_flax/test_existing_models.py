@@ -114,7 +114,7 @@ def test_dot_general_of_flax_layers_on_a_mesh(rng, kind):
 
 def test_a_class_of_a_recipe_keeps_its_state_where_training_loops_look(rng):
     """The gradient of the collection is the state of the next step."""
-    recipe = so.recipes.DelayedScaling(history_length=4)
+    recipe = so.recipes.DelayedScaling(amax_history_len=4)
     x = cases.random(rng, (B, S, D), "float32")
     module = nn.Dense(16, dot_general_cls=functools.partial(linen.DotGeneral, recipe=recipe))
     variables = module.init(jax.random.key(0), x)
@@ -178,7 +178,7 @@ def test_dense_layer_of_maxtext(rng):
         return linears.DenseGeneral(D, (4, 8), quant=quant, rngs=nnx.Rngs(0))
 
     same(rng, layer(None), layer(maxtext.Quantization()), {"shardops.dot_general"})
-    recipe = so.recipes.DelayedScaling(history_length=4)
+    recipe = so.recipes.DelayedScaling(amax_history_len=4)
     quantised = layer(maxtext.Quantization(recipe))
     quantised(x)
     graph, state = nnx.split(quantised)

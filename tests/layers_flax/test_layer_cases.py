@@ -26,7 +26,7 @@ from tests.closeness import assert_close
 from tests.fuzz.amount import EXHAUSTIVE
 
 RULES = presets.tensor_sequence_parallel("tp", data="dp")
-DELAYED = so.recipes.DelayedScaling(history_length=4)
+DELAYED = so.recipes.DelayedScaling(amax_history_len=4)
 D = 32
 
 

@@ -10,7 +10,7 @@ from shardops.primitives.scaled import quantize_reference
 
 R = so.recipes
 RECIPES = {
-    "delayed": R.DelayedScaling(history_length=4),
+    "delayed": R.DelayedScaling(amax_history_len=4),
     "current": R.CurrentScaling(),
     "block": R.Block128Scaling(),
     "mxfp8": R.MXFP8Scaling(),

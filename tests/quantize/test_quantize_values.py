@@ -1,5 +1,7 @@
 """`so.quantize` on one device: bits of the reference, bounds of the format, odd values, layouts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,14 +153,17 @@ def test_vectors_and_scalars_have_rows():
             assert so.quantize(jnp.ones(()), quantizer).dequantize() == 1
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_formats_are_settable(rng, format):
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("formats", ["E4M3", "HYBRID"])
+def test_formats_of_a_recipe(rng, name, formats):
+    """E5M2 for gradients alone, and only where it is not asked otherwise."""
     x = jnp.asarray(wide_range(rng, (4, 64)))
-    recipe = so.recipes.CurrentScaling(format=format, gradient_format="float8_e4m3fn")
-    assert so.quantize(x, recipe.quantizer("input")).data.dtype == jnp.dtype(format)
-    assert so.quantize(x, recipe.quantizer("kernel")).data.dtype == jnp.dtype(format)
-    assert recipe.quantizer("gradient").format == "float8_e4m3fn"
-    assert so.recipes.MXFP8Scaling().quantizer("gradient").format == "float8_e5m2"
+    recipe = dataclasses.replace(RECIPES[name], formats=formats)
+    of_gradients = "float8_e5m2" if formats == "HYBRID" else "float8_e4m3fn"
+    for role in ROLES:
+        want = of_gradients if role == "gradient" else "float8_e4m3fn"
+        assert so.quantize(x, recipe.quantizer(role)).data.dtype == jnp.dtype(want)
+    assert RECIPES[name].formats == "HYBRID"
 
 
 def test_current_is_delayed_with_the_scale_of_its_own_amax(rng):
