@@ -1,6 +1,7 @@
 """What the type of an array says about its sharding, and arrays brought to a type."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -91,8 +92,15 @@ def constrain(
         for dim in open_dims:
             entries[dim] = PartitionSpec.UNCONSTRAINED
         sharding = NamedSharding(mesh, PartitionSpec(*entries))
-        array = jax.lax.with_sharding_constraint(array, sharding)
+        asked = _constrained if mesh.explicit_axes else jax.lax.with_sharding_constraint
+        array = asked(array, sharding)
     return array
+
+
+@partial(jax.jit, static_argnums=1)
+def _constrained(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """On Auto axes beside Explicit ones: a constraint that is not traced takes these away."""
+    return jax.lax.with_sharding_constraint(array, sharding)
 
 
 def laid_out(array: jax.Array, spec: Spec) -> jax.Array:

@@ -157,3 +157,21 @@ def test_gamma_laid_out_apart_under_vmap_and_second_derivatives(rng, explicit_me
         got, want = f(xs, mine), g(x, theirs)
         for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=2e-5)
+
+
+@pytest.mark.parametrize("op", [so.gemm, so.dense])
+def test_eager_calls_and_gradients_on_axes_of_both_kinds(op):
+    """A constraint on the Auto axes, outside of a jit, would take the Explicit ones away."""
+    kinds = (AxisType.Auto, AxisType.Auto, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=kinds)
+    with jax.set_mesh(mesh):
+        x = meshes.place(mesh, jnp.ones((8, 8)), "b", "a")
+        w = meshes.place(mesh, jnp.ones((8, 32)), "c", "b")
+        y, pull = jax.vjp(lambda x, w: op(x, w, out_sharding=P("c", "a")), x, w)
+        assert jax.typeof(y).sharding.spec == P("c", None)
+        assert y.sharding.spec == P("c", "a")
+        gradients = pull(y)
+    assert [jax.typeof(g) for g in gradients] == [jax.typeof(a) for a in (x, w)]
+    np.testing.assert_array_equal(y, 8.0)
+    np.testing.assert_array_equal(gradients[0], 8.0 * 32)
+    np.testing.assert_array_equal(gradients[1], 8.0 * 8)
