@@ -90,6 +90,7 @@ class _Epilogue:
     def _biased(self) -> None:
         adds = [r for r in self.graph.readers(self.end) if r.name == "add"]
         if len(adds) != 1:
+            self._nearly_biased()
             return
         (add,) = adds
         others = [a for a in add.reads if a is not self.end]
@@ -102,6 +103,18 @@ class _Epilogue:
         self.bias = bias
         self.steps.append(add)
         (self.end,) = add.writes
+
+    def _nearly_biased(self) -> None:
+        cast = self.graph.only_reader(self.end)
+        if cast is None or cast.name != "convert_element_type":
+            return
+        (wide,) = cast.writes
+        add = self.graph.only_reader(wide)
+        if add is None or add.name != "add":
+            return
+        others = [a for a in add.reads if a is not wide]
+        if others and _bias_of(self.graph, others[0], self._bias_shape(), wide) is not None:
+            self.why = f"a cast to {wide.aval.dtype} stands between the product and its bias"
 
     def _bias_shape(self) -> tuple[int, ...]:
         assert self.node.mark is not None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -17,6 +18,7 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,
     "exact gelu": partial(jax.nn.gelu, approximate=False),
+    "maximum(z, 0), whose derivative at 0 is not that of relu": lambda z: jnp.maximum(z, 0),
 }
 _COMMUTATIVE = ("add", "mul", "max", "min")
 _LIMIT = 64  # equations of one expression

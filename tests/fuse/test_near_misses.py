@@ -71,6 +71,11 @@ def missed(fn, *args) -> str:
         "a cast to bfloat16 stands between the product and silu": lambda x, p: jax.nn.silu(
             so.gemm(x, p["up"]).astype(jnp.bfloat16)
         ),
+        "a cast to float32 stands between the product and its bias": lambda x, p: (
+            so.gemm(x.astype(jnp.bfloat16), p["up"].astype(jnp.bfloat16)) + p["up_bias"]
+        ),
+        "the activation is maximum(z, 0), whose derivative at 0 is not that of relu; the epilogue "
+        "has gelu (tanh), silu and relu": lambda x, p: jnp.maximum(so.gemm(x, p["up"]), 0),
         "`name` stands between the product and relu": lambda x, p: jax.nn.relu(
             checkpoint_name(so.gemm(x, p["up"]), "hidden")
         ),
