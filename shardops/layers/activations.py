@@ -54,12 +54,17 @@ def _activate(activation: Activation, _: None, pre: jax.Array) -> jax.Array:
 def _slope(activation: Activation, _: None, pre: jax.Array, dout: jax.Array) -> tuple[jax.Array]:
     wide = _apart(pre).astype(jnp.float32)
     (dpre,) = jax.vjp(_function(activation), wide)[1](dout.astype(jnp.float32))
-    return (dpre.astype(pre.dtype),)
+    return (_apart(dpre.astype(pre.dtype)),)
 
 
-def _apart(pre: jax.Array) -> jax.Array:
-    """For the backward pass alone: else XLA keeps what both passes compute, in float32."""
-    return jax.lax.optimization_barrier(pre)
+def _apart(array: jax.Array) -> jax.Array:
+    """Keeps the backward pass to itself.
+
+    Of its operand XLA would otherwise keep, in float32, what the forward pass computes of it too;
+    its result XLA would write in float32 for the sum that is the gradient of a bias, and round in
+    another pass.
+    """
+    return jax.lax.optimization_barrier(array)
 
 
 _activate.defvjp(lambda a, _, pre: (_activate(a, None, pre), pre), _slope)
@@ -99,7 +104,7 @@ def _pull_gated(activations: Gated, _: None, pre: jax.Array, dout: jax.Array) ->
         return _wide_gated(activations, one, other)
 
     both = jax.vjp(of, *_halves(_apart(pre)))[1](dout.astype(jnp.float32))
-    return (jnp.stack(both, axis=-2).astype(pre.dtype),)
+    return (_apart(jnp.stack(both, axis=-2).astype(pre.dtype)),)
 
 
 _gated.defvjp(lambda a, _, pre: (_gated(a, None, pre), pre), _pull_gated)

@@ -50,7 +50,7 @@ def attention(
     """Attention of each device's batch and heads."""
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, *lengths: jax.Array) -> jax.Array:
-        # Of a sequence without a key it has one: cuDNN gives NaN for none.
+        # What cuDNN gives where there is no key, nothing says: it gets one, and no query sees it.
         some = jnp.maximum(lengths[0], 1) if lengths else None
         mixed = jax.nn.dot_product_attention(
             q, k, v, is_causal=causal, key_value_seq_lengths=some, implementation="cudnn"

@@ -86,12 +86,9 @@ def projected(
         out_sharding=sharding,
         input_sharding=gathered,
     )
-    counts = [part.kernel.shape[2] for part in grouped]
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [
-        _laid_out(_with_heads(out[:, :, :, start : start + count]), heads)
-        for start, count in zip(starts, counts, strict=True)
-    ]
+    # Not slices: the cotangent of a split is one concatenation, of slices a sum of padded arrays.
+    cut = jax.lax.split(out, [part.kernel.shape[2] for part in grouped], axis=3)
+    return [_laid_out(_with_heads(part), heads) for part in cut]
 
 
 def joined(

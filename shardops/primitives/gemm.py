@@ -210,6 +210,8 @@ def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
     with jax.named_scope(f"shardops.{op.name}.grad"):
         dz = dout
         if op.activation is not None:
+            # Behind a barrier: else XLA keeps in float32 what the forward pass computes of it too.
+            seen = jax.lax.optimization_barrier(seen)
             _, pull = jax.vjp(_activation(op), seen.astype(jnp.float32))
             dz = pull(dout.astype(jnp.float32))[0].astype(dout.dtype)
             if bias_type is not None:
