@@ -53,19 +53,22 @@ def projected(
     quantizers: Any = None,
     heads: PartitionSpec | None = None,
     gathered: PartitionSpec | None = None,
-) -> list[jax.Array]:
+    batch: int = 0,
+) -> tuple[list[jax.Array], jax.Array]:
     """Multiply x by several kernels with heads, all at once.
 
     Args:
-      x: [batch, length, d].
+      x: [batch, length, d], or [length, batch, d].
       parts: kernels [d, heads of each, head_dim], biases [heads of each, head_dim], all or none.
         Each number of heads is a multiple of the smallest.
       norm: applied to x first.
       quantizers: of one product, as for `so.dense`.
       heads: sharding of [batch, length, heads, head_dim].
       gathered: as in `Layout`.
-    Returns: of each part [batch, length, heads, head_dim]. Of a part that has fewer heads than
-      devices along the axes of `heads`, each head as often as makes them as many: every device then
+      batch: which dim of x it is; results have their first two dims in the order of x.
+    Returns: of each part [batch, length, heads, head_dim], and x for a sum after the norm: its
+      cotangent joins that of the norm in one kernel. Of a part that has fewer heads than devices
+      along the axes of `heads`, each head as often as makes them as many: every device then
       computes the heads that its queries need.
     Raises: ValueError where heads do not divide.
     Sharding: what one product of x and all kernels side by side moves.
@@ -77,7 +80,7 @@ def projected(
     biases = [part.bias for part in grouped if part.bias is not None]
     bias = jnp.concatenate(biases, axis=1) if biases else None
     sharding = None if heads is None else PartitionSpec(*_padded(heads, 3))
-    out = _product(
+    out, x = _product(
         x,
         norm,
         kernel,
@@ -85,13 +88,15 @@ def projected(
         quantizers=quantizers,
         out_sharding=sharding,
         input_sharding=gathered,
+        batch_dims=((batch,), ()),
     )
     counts = [part.kernel.shape[2] for part in grouped]
     starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [
+    heads_of_each = [
         _laid_out(_with_heads(out[:, :, :, start : start + count]), heads)
         for start, count in zip(starts, counts, strict=True)
     ]
+    return heads_of_each, x
 
 
 def joined(
@@ -101,10 +106,12 @@ def joined(
     quantizers: Any = None,
     heads: PartitionSpec | None = None,
     stream: PartitionSpec | None = None,
+    batch: int = 0,
 ) -> jax.Array:
     """Multiply what attention gives, [batch, length, heads, head_dim], back into the stream.
 
     weights: kernel [heads, head_dim, d], bias [d].
+    batch: which dim of `mixed` it is.
     Returns: [batch, length, d], sharded as `stream`.
     """
     return so.dense(
@@ -112,16 +119,17 @@ def joined(
         weights.kernel,
         weights.bias,
         contracting_dims=((2, 3), (0, 1)),
-        batch_dims=((0,), ()),
+        batch_dims=((batch,), ()),
         quantizers=quantizers,
         out_sharding=stream,
     )
 
 
-def _product(x: jax.Array, norm: Norm | None, kernel: Any, **options: Any) -> jax.Array:
-    options["batch_dims"] = ((0,), ())
+def _product(
+    x: jax.Array, norm: Norm | None, kernel: Any, **options: Any
+) -> tuple[jax.Array, jax.Array]:
     if norm is None:
-        return so.dense(x, kernel, **options)
+        return so.dense(x, kernel, **options), x
     return so.layer_norm_dense(
         x,
         norm.gamma,
@@ -130,6 +138,7 @@ def _product(x: jax.Array, norm: Norm | None, kernel: Any, **options: Any) -> ja
         norm=norm.norm,
         epsilon=norm.epsilon,
         zero_centered_gamma=norm.zero_centered_gamma,
+        return_input=True,
         **options,
     )
 
@@ -188,8 +197,8 @@ def _cut(array: jax.Array, dim: int, axes: Axes) -> jax.Array:
 
 def _with_heads(part: jax.Array) -> jax.Array:
     """[batch, length, groups, n, head_dim] -> [batch, length, heads, head_dim]."""
-    batch, length, groups, n, features = part.shape
-    return jnp.reshape(part, (batch, length, groups * n, features))
+    *rows, groups, n, features = part.shape
+    return jnp.reshape(part, (*rows, groups * n, features))
 
 
 def _laid_out(array: jax.Array, spec: PartitionSpec | None) -> jax.Array:
