@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from shardops import array_type
 from shardops.errors import wrong
@@ -40,8 +39,14 @@ def with_fan_in(init: Callable[..., Any], inputs: int) -> Callable[..., Any]:
     return flat
 
 
+def on_mixed_axes() -> bool:
+    """Whether the mesh has Explicit and Auto axes: Flax places no arrays there, and fails."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.explicit_axes) and bool(mesh.auto_axes)
+
+
 def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Callable[..., Any]:
-    """An initializer whose value has the sharding that rules give on a mesh of Explicit axes.
+    """An initializer whose value has the sharding that rules give on a mesh with Explicit axes.
 
     There the types of arrays say how they are sharded, and Flax's metadata is only compared to it.
     """
@@ -51,7 +56,7 @@ def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Calla
         mesh = jax.sharding.get_abstract_mesh()
         if names is None or not mesh.explicit_axes or not resolvable(names, rules):
             return value
-        return jax.sharding.reshard(value, NamedSharding(mesh, resolve(names, rules)))
+        return array_type.constrain(value, to_spec(resolve(names, rules), value.ndim))
 
     return on_mesh
 

@@ -185,6 +185,26 @@ def test_a_kernel_of_three_dims_with_logical_axes(rng, kind):
     assert_close(got, np.asarray(plain, np.float64), reduced=D, roundings=2)
 
 
+@pytest.mark.parametrize("rules", [None, RULES], ids=["free", "ruled"])
+@pytest.mark.parametrize("kind", ["explicit-auto", "auto-explicit"])
+def test_modules_made_on_axes_of_both_kinds(rng, kind, rules):
+    """Flax itself places no parameters there."""
+    x = cases.random(rng, (2, 8, D), "float32")
+    want = np.asarray(of_nnx.LayerNormMLP(D, 64, rngs=nnx.Rngs(0))(x), np.float64)
+    with meshes.entered(kind) as mesh:
+        at = meshes.place(mesh, x, "dp", "tp")
+        module = of_nnx.LayerNormMLP(D, 64, rules=rules, rngs=nnx.Rngs(0))
+        assert_close(nnx.jit(lambda m, x: m(x))(module, at), want, reduced=64, roundings=4)
+        plain = linen.LayerNormMLP(64, rules=rules)
+        variables = jax.jit(plain.init)(jax.random.key(0), at)
+        kernels = (module.up.kernel[...], nn.unbox(variables)["params"]["up"]["kernel"])
+        value = jax.jit(plain.apply)(variables, at)
+        assert np.isfinite(np.asarray(value)).all()
+        for kernel in kernels:
+            if rules is not None:
+                assert meshes.same(kernel.sharding.spec, P(None, "tp"))
+
+
 def test_modules_of_both_frameworks_say_the_same_of_their_parameters():
     x = jnp.ones((1, 4, D))
     for make in (

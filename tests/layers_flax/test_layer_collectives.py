@@ -133,22 +133,24 @@ def test_fsdp_and_tensor_parallel(kind):
         assert kinds([c for c in backward if c.groups == groups]) == wanted
 
 
-@pytest.mark.parametrize("policy", ["recomputed", "saved"])
-def test_gathered_inputs_are_kept_by_policy(policy):
+@pytest.mark.parametrize(
+    ("policy", "batch_first"), [("recomputed", True), ("saved", True), ("saved", False)]
+)
+def test_gathered_inputs_are_kept_by_policy(policy, batch_first):
     """Layers in a scan, each checkpointed: the backward body computes the forward pass again, and
     gathers for it; what is kept is not gathered again."""
     rules = PRESETS["tp+sp"]()
-    of = layer("linen", MODEL, rules=rules, keep_gathered=True)
+    of = layer("linen", MODEL, rules=rules, keep_gathered=True, batch_first=batch_first)
     options = {"policy": so.checkpoint_policies.save_gathered} if policy == "saved" else {}
     with meshes.entered("explicit", MESHES["tp+sp"]) as mesh:
-        at = stream(mesh, rules)
+        at = stream(mesh, rules, batch_first)
         params = drawn(np.random.default_rng(0), of.shapes)
         stacked = jax.tree.map(lambda a: np.stack([a] * 3), params)
         names = jax.tree.map(
             lambda axes: (None, *axes), of.names, is_leaf=lambda n: isinstance(n, tuple)
         )
         stacked = placed(mesh, rules, names, stacked)
-        x = jax.device_put(jnp.ones((B, S, D)), at)
+        x = jax.device_put(jnp.ones((B, S, D) if batch_first else (S, B, D)), at)
         one = jax.checkpoint(of.apply, **options)
 
         def loss(params, x):

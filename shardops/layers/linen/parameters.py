@@ -43,8 +43,9 @@ def param(
     """A parameter with logical axes."""
     if names is not None:
         init = modules.placed(init, names, current(rules))
+        own = None if rules is None else arguments.rules(rules)
         init = nn.with_logical_partitioning(
-            init, names, rules=None if rules is None else arguments.rules(rules)
+            init, names, rules=() if modules.on_mixed_axes() else own
         )
     return module.param(name, init, tuple(shape), dtype)
 

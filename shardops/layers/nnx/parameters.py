@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 import shardops as so
 from shardops.errors import wrong
-from shardops.layers import arguments, axes, states
+from shardops.layers import arguments, axes, modules, states
 from shardops.layers.axes import Layout, Rules
 
 
@@ -63,6 +63,8 @@ def param(
         if rules and rules != arguments.rules(get_logical_axis_rules()):
             metadata["sharding_rules"] = rules  # Flax knows those of its context
         eager = nnx.using_eager_sharding() and axes.resolvable(names, rules)
+        if eager and modules.on_mixed_axes():
+            init, eager = modules.placed(init, names, rules), False
         init = nnx.with_partitioning(init, names, eager_sharding=eager, **metadata)
     return nnx.Param(init(rngs.params(), tuple(shape), dtype))
 
