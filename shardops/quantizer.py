@@ -12,6 +12,7 @@ from shardops.errors import wrong
 from shardops.primitives.scaling import TINY, ScalingMode, tensor_scale_inv
 from shardops.rules.quantize import Layout
 
+ROLES = ("input", "kernel", "gradient")  # of the quantisers of a dense layer
 AmaxCompute = Literal["max", "most_recent"]
 
 _LARGEST = 2.0**126  # of a scale: the inverse of a larger one is subnormal

@@ -1,11 +1,14 @@
 """State of delayed scaling through a derivative: what layers saw, and the next step's state."""
 
+import weakref
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax._src import config  # private: there is no public way to ask whether types are checked
+
+# Private: there is no public way to ask whether types are checked, or what is being traced.
+from jax._src import config, core
 
 from shardops import array_type
 from shardops.errors import wrong
@@ -31,8 +34,9 @@ def watch(quantizers: Tree, *, overwrite: bool = False) -> Tree:
         `jax.tree.map(jnp.maximum, …)`. True: the state of the next step, as training loops that
         overwrite state with its gradient want it.
     Returns: the same pytree, for layers.
-    Raises: NotImplementedError outside of `jax.jit`, and inside of a `shard_map` with
-      check_vma=False; ValueError for what is watched already.
+    Raises: TypeError for what is no Quantizer; NotImplementedError outside of `jax.jit`, and inside
+      of a `shard_map` with check_vma=False; ValueError for what is watched already, and where a
+      gradient is taken through two calls, or through a loop around one, which JAX would add up.
     Sharding: the state is replicated, and so are its cotangents.
     """
     return _map(lambda q: _watched(q, overwrite), quantizers)
@@ -44,8 +48,9 @@ def update(quantizers: Tree, observed: Tree) -> Tree:
     Args:
       quantizers: the state of this step.
       observed: its cotangent by a function that calls `watch`.
+        Where that overwrites, it is the next state already, and is returned.
     Returns: the same pytree as `quantizers`.
-    Raises: ValueError where `observed` is of other quantisers.
+    Raises: TypeError for what is no Quantizer, ValueError where `observed` is of other quantisers.
     """
     have, given = (jax.tree.structure(t) for t in (quantizers, observed))
     if have != given:
@@ -60,10 +65,32 @@ def _map(function: Any, quantizers: Any, *rest: Any) -> Any:
     )
 
 
-def _updated(quantizer: Quantizer, observed: Quantizer) -> Quantizer:
+def _updated(quantizer: Any, observed: Any) -> Quantizer:
+    _check("update", quantizer)
     if quantizer.scale_inv is None:
         return quantizer
-    return _next(quantizer, observed.scale_inv)
+    have, given = (jnp.shape(q.amax_history) for q in (quantizer, observed))
+    if have != given:
+        fix = "It is of another recipe: pass what jax.grad gives for this state."
+        got = f"of histories of shape {given}"
+        raise ValueError(wrong("update", "observed", got, f"{have}", fix))
+    # What is observed has no history of its own: one shows the next state.
+    overwritten = jnp.any(observed.amax_history != 0)
+    by_amax = _next(quantizer, observed.scale_inv)
+    return jax.tree.map(lambda new, amax: jnp.where(overwritten, new, amax), observed, by_amax)
+
+
+def _check(op: str, quantizer: Any) -> None:
+    fix = "Take the state that a recipe's dense_quantizers() begins with."
+    if not isinstance(quantizer, Quantizer):
+        got = f"a tree with a {type(quantizer).__name__}"
+        raise TypeError(wrong(op, "quantizers", got, "Quantizers and DenseQuantizers", fix))
+    if (quantizer.scale_inv is None) != (quantizer.amax_history is None):
+        got = (
+            "delayed state without "
+            + ("scale_inv", "amax_history")[quantizer.scale_inv is not None]
+        )
+        raise ValueError(wrong(op, "quantizers", got, "both of its arrays", fix))
 
 
 def _next(quantizer: Quantizer, amax: Any) -> Quantizer:
@@ -74,7 +101,8 @@ def _next(quantizer: Quantizer, amax: Any) -> Quantizer:
     return step(quantizer, amax)
 
 
-def _watched(quantizer: Quantizer, overwrite: bool) -> Quantizer:
+def _watched(quantizer: Any, overwrite: bool) -> Quantizer:
+    _check("watch", quantizer)
     if quantizer.scale_inv is None:
         return quantizer
     if quantizer.observed is not None:
@@ -87,9 +115,8 @@ def _watched(quantizer: Quantizer, overwrite: bool) -> Quantizer:
         )
     _refuse_unchecked()
     statics = replace(quantizer, scale_inv=None, amax_history=None, observed=None)
-    scale_inv, history, observed = _watch(
-        statics, overwrite, quantizer.scale_inv, quantizer.amax_history
-    )
+    how = _How(overwrite, _added_by_jax(quantizer.scale_inv))
+    scale_inv, history, observed = _watch(statics, how, quantizer.scale_inv, quantizer.amax_history)
     return replace(quantizer, scale_inv=scale_inv, amax_history=history, observed=observed)
 
 
@@ -102,19 +129,60 @@ def _refuse_unchecked() -> None:
         )
 
 
+_LOOPS = ("scan", "fori_loop", "while_body")  # what JAX says their bodies are traced for
+
+_watched_in: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+class _How(NamedTuple):
+    """Statics of one `watch`: whether its cotangent is the next state, and why it has none."""
+
+    overwrite: bool
+    refusal: str
+
+
+def _added_by_jax(scale_inv: Any) -> str:
+    """What JAX adds before anything is combined: state watched twice, or in each iteration.
+
+    An error of a derivative alone: without one there is nothing to add.
+    """
+    if not isinstance(scale_inv, core.Tracer):  # nothing differentiates it
+        return ""
+    fix = (
+        "Call watch once, at the top of what is differentiated; linen.watch(variables, recipe=...) "
+        "where a linen.DotGeneral calls it."
+    )
+    want = "state that is watched once, before loops"
+    now = trace = core.trace_ctx.trace
+    while trace is not None and trace is not scale_inv._trace:
+        frame = getattr(trace, "frame", None)
+        if frame is not None and frame.debug_info.traced_for in _LOOPS:
+            loop = frame.debug_info.traced_for
+            got = f"of outside of the {loop} in which it is watched"
+            return wrong("watch", "quantizers", got, want, fix)
+        trace = getattr(trace, "parent_trace", None)
+    before = _watched_in.setdefault(now, [])
+    if any(ref() is scale_inv for ref in before):
+        return wrong("watch", "quantizers", "watched a second time", want, fix)
+    before.append(weakref.ref(scale_inv))
+    return ""
+
+
 @with_derivative
-def _watch(statics: Quantizer, overwrite: bool, scale_inv: jax.Array, history: Any) -> Any:
+def _watch(statics: Quantizer, how: _How, scale_inv: jax.Array, history: Any) -> Any:
     return scale_inv, history, as_maximum(jnp.zeros_like(scale_inv))
 
 
-def _save(statics: Quantizer, overwrite: bool, scale_inv: jax.Array, history: Any) -> Any:
-    return _watch(statics, overwrite, scale_inv, history), (scale_inv, history)
+def _save(statics: Quantizer, how: _How, scale_inv: jax.Array, history: Any) -> Any:
+    if how.refusal:
+        raise ValueError(how.refusal)
+    return _watch(statics, how, scale_inv, history), (scale_inv, history)
 
 
-def _pull(statics: Quantizer, overwrite: bool, saved: Any, cotangents: Any) -> Any:
+def _pull(statics: Quantizer, how: _How, saved: Any, cotangents: Any) -> Any:
     scale_inv, history = saved
     amax = array_type.Type.of(scale_inv).apply(as_number(cotangents[2]))
-    if not overwrite:
+    if not how.overwrite:
         return amax, jnp.zeros_like(history)
     state = _next(replace(statics, scale_inv=scale_inv, amax_history=history), amax)
     return state.scale_inv, state.amax_history

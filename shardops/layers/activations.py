@@ -34,7 +34,7 @@ def check_gated(op: str, value: Any) -> tuple[Activation | None, Gated | None]:
         check_activation(op, value)
         return value, None
     factors = get_args(Factor)
-    if len(value) != 2 or not {*value} <= {*factors}:
+    if len(value) != 2 or any(factor not in factors for factor in value):
         want = f"a pair of {' | '.join(map(repr, factors))}"
         fix = "The first is of kernels[0][:, 0], the second of kernels[0][:, 1]."
         raise ValueError(wrong(op, "activation", repr(value), want, fix))

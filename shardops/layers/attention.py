@@ -51,6 +51,7 @@ def attention(
     lengths: jax.Array | None = None,
     mask: jax.Array | None = None,
     implementation: Implementation = None,
+    batch_first: bool = True,
 ) -> jax.Array:
     """Mix values by how well their keys fit the queries.
 
@@ -68,6 +69,8 @@ def attention(
         `jax.nn.dot_product_attention`. None: cuDNN where it fits (a CUDA backend, 16-bit dtypes, d
         a multiple of 8 up to 128, no `mask`, as many queries as keys where it is causal), else
         softmax.
+      batch_first: False: query, key, value and the result are [sequence, batch, heads, d]. What
+        `Masking` says of its arrays holds as it is.
     Returns: [batch, q, heads, d], dtype of query.
     Raises: ValueError for shapes, mask kinds and lengths that do not fit, NotImplementedError where
       cuDNN is asked for and does not fit.
@@ -77,30 +80,44 @@ def attention(
       https://arxiv.org/abs/2305.13245
     """
     query, key, value = check.arrays("attention", query=query, key=key, value=value)
-    _check_shapes(query, key, value)
-    masking = _masking(mask_kind, lengths, mask, query, key)
+    dims = (0, 1) if check.flag("attention", "batch_first", batch_first) else (1, 0)
+    _check_shapes(query, key, value, dims)
+    masking = _masking(mask_kind, lengths, mask, query, key, dims)
     check.one_of("attention", "implementation", implementation, (None, "cudnn", "softmax"))
-    if attention_cudnn.taken(implementation, query, key, masking.causal, mask is not None):
+    given = mask is not None
+    if attention_cudnn.taken(implementation, query, key, masking.causal, given, dims[1]):
         with jax.named_scope("shardops.attention"):
-            return attention_cudnn.attention(query, key, value, masking.causal, masking.lengths)
-    return _by_softmax(query, key, value, masking)
+            if not batch_first:
+                query, key, value = (jnp.swapaxes(a, 0, 1) for a in (query, key, value))
+            mixed = attention_cudnn.attention(query, key, value, masking.causal, masking.lengths)
+            return mixed if batch_first else jnp.swapaxes(mixed, 0, 1)
+    return _by_softmax(query, key, value, masking, dims)
 
 
-def _by_softmax(q: jax.Array, k: jax.Array, v: jax.Array, masking: Masking) -> jax.Array:
-    """Groups of queries as a dim of their own, so that keys are read where they are."""
-    batch, length, heads, d = q.shape
-    groups = k.shape[2]
-    grouped = jnp.reshape(q, (batch, length, groups, heads // groups, d))
-    grouped = jnp.transpose(grouped, (0, 2, 3, 1, 4))
-    scores = dot_general(grouped, k, (((4,), (3,)), ((0, 1), (0, 2))))  # [b, g, r, q, k]
+def _by_softmax(
+    q: jax.Array, k: jax.Array, v: jax.Array, masking: Masking, dims: tuple[int, int]
+) -> jax.Array:
+    """Groups of queries as a dim of their own, so that keys are read where they are.
+
+    dims: of batch and sequence.
+    """
+    batch, sequence = dims
+    heads, d = q.shape[2:]
+    groups, scale = k.shape[2], d**-0.5
+    if q.dtype == jnp.float16:  # whose range the products of unscaled queries leave
+        q, scale = q * jnp.float16(scale), 1.0
+    grouped = jnp.reshape(q, (*q.shape[:2], groups, heads // groups, d))
+    grouped = jnp.transpose(grouped, (batch, 2, 3, sequence, 4))
+    scores = dot_general(grouped, k, (((4,), (3,)), ((0, 1), (batch, 2))))  # [b, g, r, q, k]
     weights = softmax(
         scores,
-        scale=d**-0.5,
-        mask=_hidden(masking, groups, heads // groups, k.shape[1]),
+        scale=scale,
+        mask=_hidden(masking, groups, heads // groups, k.shape[sequence]),
         causal="upper_left" if masking.causal else None,
     )
-    mixed = dot_general(weights, v, (((4,), (1,)), ((0, 1), (0, 2))))  # [b, g, r, q, d]
-    return jnp.reshape(jnp.transpose(mixed, (0, 3, 1, 2, 4)), q.shape)
+    mixed = dot_general(weights, v, (((4,), (sequence,)), ((0, 1), (batch, 2))))  # [b, g, r, q, d]
+    first = (0, 3) if batch == 0 else (3, 0)
+    return jnp.reshape(jnp.transpose(mixed, (*first, 1, 2, 4)), q.shape)
 
 
 def _hidden(masking: Masking, groups: int, ratio: int, keys: int) -> jax.Array | None:
@@ -116,7 +133,13 @@ def _hidden(masking: Masking, groups: int, ratio: int, keys: int) -> jax.Array |
     return hidden
 
 
-def rotary(x: jax.Array, theta: float, positions: jax.Array | None = None) -> jax.Array:
+def rotary(
+    x: jax.Array,
+    theta: float,
+    positions: jax.Array | None = None,
+    *,
+    batch_first: bool = True,
+) -> jax.Array:
     """Turn pairs of features by an angle that grows with the position.
 
         y[..., i]         = x[..., i] cos(a_i) - x[..., i + d/2] sin(a_i)
@@ -128,35 +151,47 @@ def rotary(x: jax.Array, theta: float, positions: jax.Array | None = None) -> ja
       x: [batch, length, heads, d], d even.
       theta: base of the wave lengths.
       positions: [batch, length] or [length]; None: 0 ... length - 1.
+      batch_first: False: x is [length, batch, heads, d].
     Returns: like x.
     Sharding: batch, heads: any axes, no communication.
     Source: Su et al. 2021, https://arxiv.org/abs/2104.09864
     """
-    length, d = x.shape[1], x.shape[-1]
+    batch, length = x.shape[:2] if batch_first else x.shape[1::-1]
+    d = x.shape[-1]
     if d % 2:
         fix = "Rotary positions turn pairs: take an even head_dim."
         raise ValueError(wrong("rotary", "x", f"of shape {x.shape}", "an even last dim", fix))
     at = jnp.arange(length) if positions is None else positions
-    if at.shape not in ((length,), (x.shape[0], length)):
-        want = f"({x.shape[0]}, {length}) or ({length},)"
+    if at.shape not in ((length,), (batch, length)):
+        want = f"({batch}, {length}) or ({length},)"
         fix = "One position a token."
         raise ValueError(wrong("rotary", "positions", f"of shape {at.shape}", want, fix))
+    if not any(jnp.issubdtype(at.dtype, kind) for kind in (jnp.integer, jnp.floating)):
+        fix = "Positions are numbers of tokens."
+        raise TypeError(
+            wrong("rotary", "positions", f"of dtype {at.dtype}", "integers or floats", fix)
+        )
     frequency = theta ** (-jnp.arange(0, d, 2, dtype=jnp.float32) / d)
-    angle = at.astype(jnp.float32)[..., None, None] * frequency  # [(batch,) length, 1, d / 2]
+    at = at.astype(jnp.float32)
+    if not batch_first:
+        at = at[:, None] if at.ndim == 1 else at.T
+    angle = at[..., None, None] * frequency  # [(batch,) length, 1, d / 2]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+def _check_shapes(
+    query: jax.Array, key: jax.Array, value: jax.Array, dims: tuple[int, int]
+) -> None:
     for name, array in (("query", query), ("key", key)):
         if array.ndim != 4:
             fix = "Give it one dim of each."
-            want = "[batch, length, heads, d]"
+            want = "[batch, length, heads, d]" if dims[0] == 0 else "[length, batch, heads, d]"
             raise ValueError(wrong("attention", name, f"of shape {array.shape}", want, fix))
     check.shape("attention", "value", value, key.shape)
-    if (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
+    if any(query.shape[d] != key.shape[d] for d in (dims[0], 3)):
         want = f"batch and d of query {query.shape}"
         fix = "Queries and keys have the same batch and d."
         raise ValueError(wrong("attention", "key", f"of shape {key.shape}", want, fix))
@@ -169,7 +204,14 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         raise TypeError(wrong("attention", "query, key, value", got, "one dtype", "Cast them."))
 
 
-def _masking(kind: Any, lengths: Any, mask: Any, query: jax.Array, key: jax.Array) -> Masking:
+def _masking(
+    kind: Any,
+    lengths: Any,
+    mask: Any,
+    query: jax.Array,
+    key: jax.Array,
+    dims: tuple[int, int],
+) -> Masking:
     check.one_of("attention", "mask_kind", kind, MASK_KINDS)
     masking = Masking(kind, lengths, mask)
     if masking.padded != (lengths is not None):
@@ -178,14 +220,15 @@ def _masking(kind: Any, lengths: Any, mask: Any, query: jax.Array, key: jax.Arra
         fix = 'Lengths go with mask_kind="padding" and "padding_causal".'
         raise ValueError(wrong("attention", "lengths", got, want, fix))
     if lengths is not None and (
-        lengths.shape != query.shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer)
+        lengths.shape != (query.shape[dims[0]],) or not jnp.issubdtype(lengths.dtype, jnp.integer)
     ):
         got = f"{lengths.dtype} of shape {lengths.shape}"
         want = f"integers of shape {query.shape[:1]}"
         fix = "Pass the length of each sequence."
         raise ValueError(wrong("attention", "lengths", got, want, fix))
     if mask is not None:
-        _check_mask(mask, (query.shape[0], query.shape[2], query.shape[1], key.shape[1]))
+        (batch, length), keys = (query.shape[d] for d in dims), key.shape[dims[1]]
+        _check_mask(mask, (batch, query.shape[2], length, keys))
     return masking
 
 

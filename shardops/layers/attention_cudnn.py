@@ -12,12 +12,20 @@ _MOST_FEATURES = 128  # a head, on every architecture from sm_80 on
 
 
 def taken(
-    implementation: Any, query: jax.Array, key: jax.Array, causal: bool, masked: bool
+    implementation: Any,
+    query: jax.Array,
+    key: jax.Array,
+    causal: bool,
+    masked: bool,
+    sequence: int = 1,
 ) -> bool:
-    """Whether cuDNN computes this attention: where it is asked for, or fits and nothing is."""
+    """Whether cuDNN computes this attention: where it is asked for, or fits and nothing is.
+
+    sequence: which dim of query and key it is.
+    """
     if implementation == "softmax":
         return False
-    reason = _misfit(query, key, causal, masked)
+    reason = _misfit(query, key, causal, masked, sequence)
     if implementation == "cudnn" and reason:
         raise NotImplementedError(
             f'attention: implementation is "cudnn"; expected None or "softmax" here, as {reason}. '
@@ -26,7 +34,7 @@ def taken(
     return not reason
 
 
-def _misfit(query: jax.Array, key: jax.Array, causal: bool, masked: bool) -> str:
+def _misfit(query: jax.Array, key: jax.Array, causal: bool, masked: bool, sequence: int) -> str:
     """Why cuDNN cannot, or nothing."""
     d = query.shape[-1]
     if query.dtype.itemsize != 2:
@@ -35,8 +43,9 @@ def _misfit(query: jax.Array, key: jax.Array, causal: bool, masked: bool) -> str
         return f"a head has {d} features and cuDNN has multiples of 8 up to {_MOST_FEATURES}"
     if masked:
         return "an explicit mask is given"
-    if causal and query.shape[1] != key.shape[1]:
-        return f"there are {query.shape[1]} queries and {key.shape[1]} keys under a causal mask"
+    queries, keys = query.shape[sequence], key.shape[sequence]
+    if causal and queries != keys:
+        return f"there are {queries} queries and {keys} keys under a causal mask"
     if query.size == 0 or key.size == 0:
         return "an operand has no elements"
     if jax.default_backend() != "gpu":

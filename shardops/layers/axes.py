@@ -26,9 +26,13 @@ from shardops.errors import wrong
 Names = tuple[str | None, ...]
 Rules = Sequence[tuple[str, Any]]
 
+NAMES = ("batch", "sequence", "embed", "heads", "kv_heads", "head_dim", "mlp")
+
+# Of activations whose batch is first.
 STREAM: Names = ("batch", "sequence", None)
 HEADS: Names = ("batch", None, "heads", None)
 HIDDEN: Names = ("batch", None, "mlp")
+ACTIVATIONS = (STREAM, HEADS, HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Layout:
     """Where the activations of a transformer layer lie; None: where their operands put them.
 
     Attributes:
+      batch_first: the order of the first two dims of each, [batch, sequence, ...] as below, or
+        [sequence, batch, ...].
       stream: [batch, sequence, embed], between the products of a layer.
       heads: [batch, sequence, heads, head_dim], in attention.
       hidden: [batch, sequence, mlp], in the MLP.
@@ -48,17 +54,31 @@ class Layout:
     heads: PartitionSpec | None = None
     hidden: PartitionSpec | None = None
     gathered: PartitionSpec | None = None
+    batch_first: bool = True
 
     @classmethod
-    def of(cls, rules: Rules) -> "Layout":
+    def of(cls, rules: Rules, batch_first: bool = True) -> "Layout":
         """The layout that rules give, on the axes of the ambient mesh that are not manual."""
-        return cls(on_mesh(STREAM, rules), on_mesh(HEADS, rules), on_mesh(HIDDEN, rules))
+        specs = (on_mesh(ordered(names, batch_first), rules) for names in ACTIVATIONS)
+        return cls(*specs, batch_first=batch_first)
+
+    @property
+    def batch(self) -> int:
+        """The dim of the sequences of a batch."""
+        return 0 if self.batch_first else 1
 
     def gathering(self) -> "Layout":
         """The same, with inputs of products gathered once along the sequence for both passes."""
         if self.stream is None:
             return self
-        return replace(self, gathered=PartitionSpec(*self.stream[:1], None, None))
+        batch = self.stream.partitions[self.batch]
+        rows = (batch, None) if self.batch_first else (None, batch)
+        return replace(self, gathered=PartitionSpec(*rows, None))
+
+
+def ordered(names: Names, batch_first: bool) -> Names:
+    """Names of an activation whose first two dims are batch and sequence, or sequence and batch."""
+    return names if batch_first else (names[1], names[0], *names[2:])
 
 
 def resolve(names: Names, rules: Rules) -> PartitionSpec:

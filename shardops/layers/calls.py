@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 import shardops as so
 from shardops.errors import wrong
 from shardops.layers.axes import Layout
-from shardops.layers.modules import inputs_of
+from shardops.layers.modules import check_rows, inputs_of
 from shardops.layers.projections import Norm, Weights
 from shardops.layers.transformer import (
     AttentionWeights,
@@ -111,6 +111,7 @@ def norm_mlp(
     layout: Layout,
 ) -> jax.Array:
     """`so.layer_norm_mlp` of modules' parameters."""
+    check_rows("LayerNormMLP", x, layout)
     x, weights = in_dtype(dtype, x, weights)
     return mlp(x, weights, of, activation, layout=layout, quantizers=quantizers)
 
@@ -127,10 +128,12 @@ def attend(
     layout: Layout,
 ) -> jax.Array:
     """`self_attention` of modules' parameters, without a norm."""
+    check_rows("MultiHeadAttention", x, layout)
     x, kv, weights = in_dtype(dtype, x, kv, weights)
-    return self_attention(
+    out, _ = self_attention(
         x, weights, heads, kv=kv, tokens=tokens, quantizers=quantizers, layout=layout
     )
+    return out
 
 
 def layer(
@@ -146,6 +149,7 @@ def layer(
     layout: Layout,
 ) -> jax.Array:
     """`transformer_layer` of modules' parameters."""
+    check_rows("TransformerLayer", x, layout)
     x, (attention_weights, mlp_weights) = in_dtype(dtype, x, weights)
     return transformer_layer(
         x,

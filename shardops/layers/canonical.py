@@ -70,6 +70,11 @@ class Canonical:
         n_rows = len(self.row_order)
         if self.merged_n:
             out = unmerge(out, out.ndim - 1, self.shape[n_rows:])
+        return self.with_rows(out)
+
+    def with_rows(self, out: jax.Array) -> jax.Array:
+        """An array of canonical rows with the rows of the layer's."""
+        n_rows = len(self.row_order)
         if self.merged_rows:
             out = unmerge(out, 0, self.shape[:n_rows])
         back = sorted(range(n_rows), key=lambda i: self.row_order[i])

@@ -74,7 +74,7 @@ def dense(
     Source: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433
     """
     (x,) = check.arrays("dense", x=x)
-    return linear(
+    out, _ = linear(
         "dense",
         Input(x),
         kernel,
@@ -88,6 +88,7 @@ def dense(
         input_sharding=input_sharding,
         precise_accumulation=precise_accumulation,
     )
+    return out
 
 
 def linear(
@@ -105,8 +106,8 @@ def linear(
     input_sharding: PartitionSpec | None = None,
     precise_accumulation: bool = False,
     grouped: bool = False,
-) -> jax.Array:
-    """A dense layer's product, of an array or of its norm, for the layer `name`.
+) -> tuple[jax.Array, jax.Array | None]:
+    """A dense layer's product, of an array or of its norm, and what was normalised, for `name`.
 
     grouped: the first free dim of the kernel is short, and another one is cut over devices.
     """
@@ -132,10 +133,10 @@ def linear(
     if input_sharding is not None:
         check_input_sharding(name, x, input_sharding)
     if quantizers is None:
-        plain = given.plain()
+        plain, residual = given.plain()
         if input_sharding is not None:
             plain = checkpoint_policies.gather(plain, input_sharding)
-        return product(op, *check.promoted(plain, kernel), bias, out_sharding)
+        return product(op, *check.promoted(plain, kernel), bias, out_sharding), residual
     check_quantizers(name, "quantizers", quantizers)
     form = canonical(
         x,
@@ -146,16 +147,19 @@ def linear(
         blocks=quantizers.input.block is not None,
         grouped=grouped,
     )
+    residual = None
     if contracting[0] != (x.ndim - 1,):
-        given = Input(given.plain())
-    parts, straight = given.quantized(form.x, quantizers.input)
+        plain, residual = given.plain()
+        given = Input(plain)
+    quantized = given.quantized(form, quantizers.input)
+    parts = quantized.parts
     if input_sharding is not None:
         parts = gathered(parts, form.input_spec(to_spec(input_sharding, x.ndim)))
     out = quantized_product(
         Form(name, form.rows, form.k, form.groups, form.row_like),
         op,
         parts,
-        straight,
+        quantized.straight,
         form.kernel(kernel),
         None if bias is None else form.bias(bias),
         quantizers,
@@ -165,4 +169,4 @@ def linear(
     wanted = check.out_sharding(name, out_sharding, out.shape, array_type.mesh_of(out))
     if form.merged_rows and wanted is not None:  # axes of size 1 are lost where rows are merged
         out = array_type.laid_out(out, wanted)
-    return out
+    return out, quantized.residual if residual is None else residual

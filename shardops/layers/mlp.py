@@ -30,15 +30,17 @@ def layer_norm_mlp(
     activation: Activation | Gated | None = "gelu",
     batch_dims: Dims = ((), ()),
     quantizers: tuple[DenseQuantizers, DenseQuantizers] | None = None,
+    add: jax.Array | None = None,
+    return_input: bool = False,
     out_dtype: Any = None,
     hidden_sharding: OutSharding = None,
     out_sharding: OutSharding = None,
     input_sharding: PartitionSpec | None = None,
     precise_accumulation: bool = False,
-) -> jax.Array:
+) -> Any:
     """Normalise, widen, activate and narrow: the feed-forward half of a transformer's layer.
 
-        z = norm(x) · kernels[0] + biases[0]
+        s = x + add,  z = norm(s) · kernels[0] + biases[0]
         hidden[*r, f] = activation(z[*r, f]),  or gated a0(z[*r, 0, f]) * a1(z[*r, 1, f])
         y = hidden · kernels[1] + biases[1]
 
@@ -56,11 +58,12 @@ def layer_norm_mlp(
       activation: as of `dense`; or a pair of "gelu" | "silu" | "relu" | "linear", a gate.
       batch_dims: dims of x that are batch-like, and of no kernel, as of `shardops.gemm`.
       quantizers: a pair, `recipe.dense_quantizers()` for each product.
+      add, return_input: as of `layer_norm_dense`.
       out_dtype, precise_accumulation: as of `dense`.
       hidden_sharding: of hidden, [*r, f].
       out_sharding: of y.
       input_sharding: of norm(x) while it is multiplied, as of `dense`.
-    Returns: y [*r, n].
+    Returns: y [*r, n]; with return_input (y, s).
     Raises: as `dense` and the norms do.
     Sharding: tensor and sequence parallel, x and y sharded over the sequence by an axis and hidden
       by the same one: forward one all-gather and one reduce-scatter; backward one of each, and one
@@ -71,19 +74,19 @@ def layer_norm_mlp(
     """
     name = "layer_norm_mlp"
     single, pair = check_gated(name, activation)
-    x, gamma, beta = check.arrays(name, x=x, gamma=gamma, beta=beta)
+    x, gamma, beta, add = check.arrays(name, x=x, gamma=gamma, beta=beta, add=add)
     norm_options: dict[str, Any] = {
         "epsilon": epsilon,
         "zero_centered_gamma": zero_centered_gamma,
     }
-    given = normed(name, x, gamma, beta, norm, norm_options)
+    given = normed(name, x, gamma, beta, norm, norm_options, add, return_input)
     _check_kernels(name, x, kernels, biases, pair is not None)
     first, second = _pair_of_quantizers(name, quantizers)
     options: dict[str, Any] = {
         "batch_dims": batch_dims,
         "precise_accumulation": precise_accumulation,
     }
-    hidden = linear(
+    hidden, residual = linear(
         name,
         given,
         kernels[0],
@@ -97,7 +100,7 @@ def layer_norm_mlp(
     )
     if pair is not None:
         hidden = as_asked(name, gated(pair, hidden), hidden_sharding)
-    return linear(
+    out, _ = linear(
         name,
         Input(hidden),
         kernels[1],
@@ -107,6 +110,7 @@ def layer_norm_mlp(
         out_sharding=out_sharding,
         **options,
     )
+    return (out, residual) if return_input else out
 
 
 def _pair_of_quantizers(op: str, value: Any) -> tuple[Any, Any]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
+from shardops import array_type
 from shardops.errors import wrong
-from shardops.layers.axes import Names, Rules, resolvable, resolve
-from shardops.layers.transformer import (
-    Heads,
-)
+from shardops.layers import arguments
+from shardops.layers.axes import Layout, Names, Rules, on_mesh, resolvable, resolve
+from shardops.layers.transformer import Heads
 from shardops.primitives import check
+from shardops.rules.spec import to_spec
 
 # Logical axes of the kernels of a transformer layer, and of their biases. A bias of the stream, and
 # the parameters of norms, are whole on each device: cutting a vector saves nothing.
@@ -24,19 +24,6 @@ DOWN: Names = ("mlp", "embed")
 VECTOR: Names = (None,)
 
 KINDS = {"decoder": "causal", "encoder": "none"}  # of a transformer layer: its mask, unpadded
-
-
-def tuple_of(value: int | Sequence[int]) -> tuple[int, ...]:
-    """One int, or several."""
-    return (value,) if isinstance(value, int) else tuple(value)
-
-
-def rules_of(rules: Rules | None) -> tuple[tuple[str, Any], ...]:
-    """Rules, hashable."""
-    return tuple(
-        (name, axes if axes is None or isinstance(axes, str) else tuple(axes))
-        for name, axes in rules or ()
-    )
 
 
 def with_fan_in(init: Callable[..., Any], inputs: int) -> Callable[..., Any]:
@@ -52,8 +39,14 @@ def with_fan_in(init: Callable[..., Any], inputs: int) -> Callable[..., Any]:
     return flat
 
 
+def on_mixed_axes() -> bool:
+    """Whether the mesh has Explicit and Auto axes: Flax places no arrays there, and fails."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.explicit_axes) and bool(mesh.auto_axes)
+
+
 def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Callable[..., Any]:
-    """An initializer whose value has the sharding that rules give on a mesh of Explicit axes.
+    """An initializer whose value has the sharding that rules give on a mesh with Explicit axes.
 
     There the types of arrays say how they are sharded, and Flax's metadata is only compared to it.
     """
@@ -63,22 +56,14 @@ def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Calla
         mesh = jax.sharding.get_abstract_mesh()
         if names is None or not mesh.explicit_axes or not resolvable(names, rules):
             return value
-        return jax.sharding.reshard(value, NamedSharding(mesh, resolve(names, rules)))
+        return array_type.constrain(value, to_spec(resolve(names, rules), value.ndim))
 
     return on_mesh
 
 
-def axes_for(op: str, argument: str, names: Any, rank: int) -> Names | None:
-    """Logical axes of a parameter, one a dim."""
-    if names is not None and len(names) != rank:
-        fix = "Give each dim a name or None."
-        raise ValueError(wrong(op, argument, repr(tuple(names)), f"{rank} entries", fix))
-    return None if names is None else tuple(names)
-
-
 def axis_for(inputs: tuple[int, ...], axis: int | Sequence[int]) -> tuple[int, ...]:
     """The contracted dims of x, one for each input dim of a kernel."""
-    dims = tuple_of(axis)
+    dims = arguments.dims("Dense", "axis", axis)
     if len(dims) != len(inputs):
         fix = "Each input dim of the kernel is a dim of x."
         raise ValueError(wrong("Dense", "axis", repr(axis), f"{len(inputs)} dims", fix))
@@ -91,13 +76,15 @@ def inputs_of(x: jax.Array, axis: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def dense_axes(
-    shape: tuple[int, ...], inputs: int, of_kernel: Any, of_bias: Any
+    shape: tuple[int, ...], inputs: int, of_kernel: Any, of_bias: Any, rules: Rules
 ) -> tuple[Names | None, Names | None]:
     """Logical axes of a kernel and of its bias: those of the kernel's features by default."""
-    names = axes_for("Dense", "kernel_axes", of_kernel, len(shape))
+    names = arguments.names("Dense", "kernel_axes", of_kernel, len(shape))
+    if names is not None:
+        _check_parameter("kernel", shape, names, rules)
     if of_bias is None:
         return names, None if names is None else names[inputs:]
-    return names, axes_for("Dense", "bias_axes", of_bias, len(shape) - inputs)
+    return names, arguments.names("Dense", "bias_axes", of_bias, len(shape) - inputs)
 
 
 def hidden_shape(features: int, activation: Any) -> tuple[int, ...]:
@@ -129,14 +116,78 @@ def check_split(op: str, heads: Heads, rules: Rules) -> None:
         ("kv_heads", heads.num_kv_heads, "num_kv_heads"),
     ):
         (entry,) = resolve((name,), rules)
-        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
-        devices = prod(sizes.get(axis, 1) for axis in axes)
+        devices = _devices(entry, sizes)
         if count % devices:
-            want = f"a multiple of the {devices} devices along {axes}, where rules put {name!r}"
+            want = f"a multiple of the {devices} devices along {entry!r}, where rules put {name!r}"
             fix = "Map 'kv_heads' to None (a preset's replicate_kv=True)."
             if name == "heads":
                 fix = "Take other numbers, or map 'heads' to None."
             raise ValueError(wrong(op, argument, repr(count), want, fix))
+
+
+def _check_parameter(argument: str, shape: tuple[int, ...], names: Names, rules: Rules) -> None:
+    """Refuse dims of a parameter that cannot be placed where rules put them."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    given = [name for name in names if name is not None]
+    if len({*given}) < len(given):
+        fix = "Give the dims different names, or None."
+        raise ValueError(wrong("Dense", argument, repr(names), "each name once", fix))
+    if not sizes or not resolvable(names, rules):
+        return
+    lies = on_mesh(names, rules)
+    assert lies is not None
+    for name, size, entry in zip(names, shape, lies.partitions, strict=True):
+        devices = _devices(entry, sizes)
+        if size % devices:
+            want = (
+                f"a multiple of the {devices} devices along {entry!r} for its dim {name!r}, which "
+                "rules put there"
+            )
+            fix = f"Take another number of features, or map {name!r} to None."
+            raise ValueError(wrong("Dense", argument, f"of shape {shape}", want, fix))
+
+
+def _devices(entry: Any, sizes: Any) -> int:
+    axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return prod(sizes.get(axis, 1) for axis in axes)
+
+
+def check_rows(op: str, x: jax.Array, layout: Layout) -> None:
+    """Refuse an input whose rows rules cannot put where they say."""
+    if layout.stream is None:
+        return
+    first = ("batch", "sequence") if layout.batch_first else ("sequence", "batch")
+    if x.ndim != 3:
+        fix = "Rules say where these dims lie: merge or split dims of x, or leave rules out."
+        want = f"[{first[0]}, {first[1]}, features]"
+        raise ValueError(wrong(op, "x", f"of shape {x.shape}", want, fix))
+    sizes = jax.sharding.get_abstract_mesh().shape
+    for name, size, entry in zip(first, x.shape, layout.stream.partitions, strict=False):
+        devices = _devices(entry, sizes)
+        if size % devices:
+            want = (
+                f"a multiple of the {devices} devices along {entry!r} for its dim {name!r}, which "
+                "rules put there"
+            )
+            fix = f"Pad x, or map {name!r} to None."
+            raise ValueError(wrong(op, "x", f"of shape {x.shape}", want, fix))
+
+
+def gathering(op: str, x: jax.Array, layout: Layout) -> Layout:
+    """The layout of `keep_gathered`, where an input can be kept."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if layout.stream is None:
+        return layout
+    if mesh.auto_axes:
+        want, fix = "False on a mesh with Auto axes", "Make all axes Explicit, or leave it out."
+        raise ValueError(wrong(op, "keep_gathered", "True", want, fix))
+    if mesh.explicit_axes and array_type.type_spec(x) != to_spec(layout.stream, x.ndim):
+        lies = jax.typeof(x).sharding.spec
+        fix = "Place it there first (jax.sharding.reshard), or leave keep_gathered out."
+        raise ValueError(
+            wrong(op, "x", f"at {lies}", f"{layout.stream}, with keep_gathered=True", fix)
+        )
+    return layout.gathering()
 
 
 def check_whole(op: str, argument: str, got: int, want: int) -> None:

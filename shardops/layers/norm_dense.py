@@ -29,6 +29,8 @@ def layer_norm_dense(
     batch_dims: Dims = ((), ()),
     activation: Activation | None = None,
     quantizers: DenseQuantizers | None = None,
+    add: jax.Array | None = None,
+    return_input: bool = False,
     return_normed: bool = False,
     out_dtype: Any = None,
     out_sharding: OutSharding = None,
@@ -37,7 +39,7 @@ def layer_norm_dense(
 ) -> Any:
     """Normalise, multiply by a kernel, add a bias and activate.
 
-        n[*r, h] = norm(x)[*r, h],  y = activation(n · kernel + bias)
+        s = x + add,  n[*r, h] = norm(s)[*r, h],  y = activation(n · kernel + bias)
 
     With `quantizers` the norm is quantised from float32 as it is computed, by one launch on a GPU
     where its kernel does so, and is nowhere kept in 16 bits: for the backward pass there are x,
@@ -50,20 +52,25 @@ def layer_norm_dense(
         input_sharding, precise_accumulation: as of `dense`. `input_sharding` is of n.
       norm: "layer_norm" | "rms_norm".
       epsilon, zero_centered_gamma: as of `shardops.layer_norm`.
+      add: [*r, h], dtype of x: a residual, summed by the kernel of the norm.
+      return_input: also return s, rounded to the dtype of x; its cotangent joins that of x in the
+        norm's backward kernel.
       return_normed: also return n in the dtype of x. With `quantizers` it is then quantised after
         it is rounded.
-    Returns: y, or (y, n).
+    Returns: y, or a tuple of it and, in this order, of n and s, those that are asked for.
     Raises: as `dense` and the norms do.
     Sharding: as of the norm, then as of `dense`.
     Source: as of the norms and of `dense`.
     """
     name = "layer_norm_dense"
-    x, gamma, beta = check.arrays(name, x=x, gamma=gamma, beta=beta)
+    x, gamma, beta, add = check.arrays(name, x=x, gamma=gamma, beta=beta, add=add)
     options: dict[str, Any] = {"epsilon": epsilon, "zero_centered_gamma": zero_centered_gamma}
-    given: Input = normed(name, x, gamma, beta, norm, options)
+    given: Input = normed(name, x, gamma, beta, norm, options, add, return_input)
+    normalised = residual = None
     if check.flag(name, "return_normed", return_normed):
-        given = Input(given.plain())
-    out = linear(
+        normalised, residual = given.plain()
+        given = Input(normalised)
+    out, seen = linear(
         name,
         given,
         kernel,
@@ -77,4 +84,6 @@ def layer_norm_dense(
         input_sharding=input_sharding,
         precise_accumulation=precise_accumulation,
     )
-    return (out, given.x) if return_normed else out
+    more = (normalised, residual if seen is None else seen)
+    returned = (out, *(a for a in more if a is not None))
+    return returned if len(returned) > 1 else out

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shardops import config, routing
+from shardops import array_type, config, routing
 from shardops.checkpoint_policies import NORM
 from shardops.errors import wrong
+from shardops.layers.canonical import Canonical
 from shardops.layers.names import named, named_data
 from shardops.primitives import check
 from shardops.primitives.norm import layer_norm, rms_norm
@@ -68,45 +69,66 @@ def both_of(scaled: ScaledArray) -> Both:
     return Both(named_data(rows, QUANTIZED), named_data(columns, QUANTIZED), amax)
 
 
+class Quantized(NamedTuple):
+    """An operand in canonical form, what its cotangent goes to, and what was normalised."""
+
+    parts: Both
+    straight: jax.Array
+    residual: jax.Array | None
+
+
 @dataclass(frozen=True)
 class Input:
     """What a layer multiplies: an array as it is."""
 
     x: jax.Array
 
-    def plain(self) -> jax.Array:
-        """In the dtype of x."""
-        return self.x
+    def plain(self) -> tuple[jax.Array, jax.Array | None]:
+        """In the dtype of x, and what was normalised."""
+        return self.x, None
 
-    def quantized(self, reorder: Any, quantizer: Quantizer) -> tuple[Both, jax.Array]:
-        """Both layouts of `reorder(x)`, and the array that its cotangent goes to."""
-        x = reorder(self.x)
-        return in_both_layouts(x, quantizer), x
+    def quantized(self, form: Canonical, quantizer: Quantizer) -> Quantized:
+        """In both layouts."""
+        x = form.x(self.x)
+        return Quantized(in_both_layouts(x, quantizer), x, None)
 
 
 @dataclass(frozen=True)
 class Normed(Input):
-    """What a layer multiplies: the norm of an array over its last dim."""
+    """What a layer multiplies: the norm over the last dim of an array, or of a sum, h = x + add."""
 
     norm: str
     gamma: jax.Array
     beta: jax.Array | None
     options: dict[str, Any]
+    add: jax.Array | None = None
+    return_input: bool = False
 
-    def _of(self, x: jax.Array, **more: Any) -> Any:
+    def _of(self, x: jax.Array, add: jax.Array | None, **more: Any) -> tuple[Any, Any]:
+        """The norm and, where it is asked for, h."""
+        options = {**self.options, **more, "add": add, "return_input": self.return_input}
         if self.norm == "layer_norm":
-            return layer_norm(x, self.gamma, self.beta, **self.options, **more)
-        return rms_norm(x, self.gamma, **self.options, **more)
+            out = layer_norm(x, self.gamma, self.beta, **options)
+        else:
+            out = rms_norm(x, self.gamma, **options)
+        return out if self.return_input else (out, None)
 
-    def plain(self) -> jax.Array:
-        return named(self._of(self.x), NORM)
+    def plain(self) -> tuple[jax.Array, jax.Array | None]:
+        y, h = self._of(self.x, self.add)
+        return named(y, NORM), h
 
-    def quantized(self, reorder: Any, quantizer: Quantizer) -> tuple[Both, jax.Array]:
-        """Quantised by the launch that normalises, where `reorder` leaves the last dim in place."""
+    def quantized(self, form: Canonical, quantizer: Quantizer) -> Quantized:
+        """By the launch that normalises: the last dim is the last one in canonical form too."""
         quantizer = replace(quantizer, layout="both", amax_history=None, observed=None)
-        scaled = self._of(reorder(self.x), quantizer=quantizer)
+        add = None if self.add is None else form.x(self.add)
+        scaled, h = self._of(form.x(self.x), add, quantizer=quantizer)
         rows, columns, amax = both_of(scaled)
-        return Both(named_data(rows, NORM), named_data(columns, NORM), amax), scaled.straight
+        parts = Both(named_data(rows, NORM), named_data(columns, NORM), amax)
+        if h is not None:
+            h = form.with_rows(h)
+            spec = array_type.explicit_spec(self.x)
+            h = h if spec is None else array_type.laid_out(h, spec)
+        return Quantized(parts, scaled.straight, h)
 
 
 def normed(
@@ -116,10 +138,15 @@ def normed(
     beta: jax.Array | None,
     norm: str,
     options: dict[str, Any],
+    add: jax.Array | None = None,
+    return_input: bool = False,
 ) -> Normed:
     """A checked norm, for a layer."""
     check.one_of(op, "norm", norm, ("layer_norm", "rms_norm"))
     if norm == "rms_norm" and beta is not None:
         want, fix = "None with norm='rms_norm'", "Take norm='layer_norm', or leave beta out."
         raise ValueError(wrong(op, "beta", "given", want, fix))
-    return Normed(x, norm, gamma, beta, options)
+    if add is not None:
+        check.shape(op, "add", add, x.shape)
+    check.flag(op, "return_input", return_input)
+    return Normed(x, norm, gamma, beta, options, add, return_input)

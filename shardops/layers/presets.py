@@ -11,7 +11,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from shardops.layers.axes import HEADS, HIDDEN, STREAM, Layout, Rules, resolve
+from shardops.errors import wrong
+from shardops.layers.axes import ACTIVATIONS, NAMES, Layout, Rules, ordered, resolve
 
 __all__ = [
     "data_parallel",
@@ -83,19 +84,46 @@ def fsdp_tensor_parallel(
     return _rules(batch=data, sequence=model, embed=data, heads=model, mlp=model, kv_heads=kv)
 
 
-def layout(rules: Rules) -> Layout:
-    """Where rules put the activations of a layer: for the functions of `shardops.layers`."""
-    return Layout(*(resolve(names, rules) for names in (STREAM, HEADS, HIDDEN)))
+def layout(rules: Rules, *, batch_first: bool = True) -> Layout:
+    """Where rules put the activations of a layer: for the functions of `shardops.layers`.
+
+    Args:
+      batch_first: whether activations are [batch, sequence, ...], or [sequence, batch, ...].
+    """
+    specs = (resolve(ordered(names, batch_first), rules) for names in ACTIVATIONS)
+    return Layout(*specs, batch_first=batch_first)
 
 
 def spec(rules: Rules, *names: str | None) -> PartitionSpec:
     """The spec of an array whose dims have these logical names.
 
-    spec(rules, "embed", "heads", "head_dim") is that of a query kernel.
+    spec(rules, "embed", "heads", "head_dim") is that of a query kernel. A name without a rule is
+    of a dim that is whole.
+
+    Raises: ValueError for a name that neither the rules nor the layers have.
     """
+    known = {None, *NAMES, *(name for name, _ in rules)}
+    for name in names:
+        if name not in known:
+            fix = "Misspelt? Give it a rule, or pass None."
+            want = "one of " + ", ".join(sorted(known - {None}))
+            raise ValueError(wrong("presets.spec", "names", repr(name), want, fix))
     return resolve(names, rules)
 
 
 def _rules(**axes: Any) -> Rules:
-    every = ("batch", "sequence", "embed", "heads", "kv_heads", "head_dim", "mlp")
-    return tuple((name, axes.get(name)) for name in every)
+    for name, axis in axes.items():
+        if not all(isinstance(a, str) for a in _several(axis)):
+            fix = "Name an axis, or several in a tuple."
+            want = "the name of a mesh axis, a tuple of them or None"
+            raise TypeError(wrong("presets", f"the axis of {name!r}", repr(axis), want, fix))
+    both = {*_several(axes.get("batch"))} & {*_several(axes.get("heads"))}
+    if both:
+        got = f"{axes['batch']!r}, and that of 'heads' {axes['heads']!r}"
+        fix = "An axis cuts the batch or the model: take another one for either."
+        raise ValueError(wrong("presets", "the axis of 'batch'", got, "different axes", fix))
+    return tuple((name, axes.get(name)) for name in NAMES)
+
+
+def _several(axis: Any) -> tuple[Any, ...]:
+    return () if axis is None else axis if isinstance(axis, tuple) else (axis,)

@@ -53,19 +53,22 @@ def projected(
     quantizers: Any = None,
     heads: PartitionSpec | None = None,
     gathered: PartitionSpec | None = None,
-) -> list[jax.Array]:
+    batch: int = 0,
+) -> tuple[list[jax.Array], jax.Array]:
     """Multiply x by several kernels with heads, all at once.
 
     Args:
-      x: [batch, length, d].
+      x: [batch, length, d], or [length, batch, d].
       parts: kernels [d, heads of each, head_dim], biases [heads of each, head_dim], all or none.
         Each number of heads is a multiple of the smallest.
       norm: applied to x first.
       quantizers: of one product, as for `so.dense`.
       heads: sharding of [batch, length, heads, head_dim].
       gathered: as in `Layout`.
-    Returns: of each part [batch, length, heads, head_dim]. Of a part that has fewer heads than
-      devices along the axes of `heads`, each head as often as makes them as many: every device then
+      batch: which dim of x it is; results have their first two dims in the order of x.
+    Returns: of each part [batch, length, heads, head_dim], and x for a sum after the norm: its
+      cotangent joins that of the norm in one kernel. Of a part that has fewer heads than devices
+      along the axes of `heads`, each head as often as makes them as many: every device then
       computes the heads that its queries need.
     Raises: ValueError where heads do not divide.
     Sharding: what one product of x and all kernels side by side moves.
@@ -77,7 +80,7 @@ def projected(
     biases = [part.bias for part in grouped if part.bias is not None]
     bias = jnp.concatenate(biases, axis=1) if biases else None
     sharding = None if heads is None else PartitionSpec(*_padded(heads, 3))
-    out = _product(
+    out, x = _product(
         x,
         norm,
         kernel,
@@ -85,10 +88,11 @@ def projected(
         quantizers=quantizers,
         out_sharding=sharding,
         input_sharding=gathered,
+        batch_dims=((batch,), ()),
     )
     # Not slices: the cotangent of a split is one concatenation, of slices a sum of padded arrays.
     cut = jax.lax.split(out, [part.kernel.shape[2] for part in grouped], axis=3)
-    return [_laid_out(_with_heads(part), heads) for part in cut]
+    return [_laid_out(_with_heads(part), heads) for part in cut], x
 
 
 def joined(
@@ -98,10 +102,12 @@ def joined(
     quantizers: Any = None,
     heads: PartitionSpec | None = None,
     stream: PartitionSpec | None = None,
+    batch: int = 0,
 ) -> jax.Array:
     """Multiply what attention gives, [batch, length, heads, head_dim], back into the stream.
 
     weights: kernel [heads, head_dim, d], bias [d].
+    batch: which dim of `mixed` it is.
     Returns: [batch, length, d], sharded as `stream`.
     """
     return so.dense(
@@ -109,16 +115,17 @@ def joined(
         weights.kernel,
         weights.bias,
         contracting_dims=((2, 3), (0, 1)),
-        batch_dims=((0,), ()),
+        batch_dims=((batch,), ()),
         quantizers=quantizers,
         out_sharding=stream,
     )
 
 
-def _product(x: jax.Array, norm: Norm | None, kernel: Any, **options: Any) -> jax.Array:
-    options["batch_dims"] = ((0,), ())
+def _product(
+    x: jax.Array, norm: Norm | None, kernel: Any, **options: Any
+) -> tuple[jax.Array, jax.Array]:
     if norm is None:
-        return so.dense(x, kernel, **options)
+        return so.dense(x, kernel, **options), x
     return so.layer_norm_dense(
         x,
         norm.gamma,
@@ -127,6 +134,7 @@ def _product(x: jax.Array, norm: Norm | None, kernel: Any, **options: Any) -> ja
         norm=norm.norm,
         epsilon=norm.epsilon,
         zero_centered_gamma=norm.zero_centered_gamma,
+        return_input=True,
         **options,
     )
 
@@ -185,8 +193,8 @@ def _cut(array: jax.Array, dim: int, axes: Axes) -> jax.Array:
 
 def _with_heads(part: jax.Array) -> jax.Array:
     """[batch, length, groups, n, head_dim] -> [batch, length, heads, head_dim]."""
-    batch, length, groups, n, features = part.shape
-    return jnp.reshape(part, (batch, length, groups * n, features))
+    *rows, groups, n, features = part.shape
+    return jnp.reshape(part, (*rows, groups * n, features))
 
 
 def _laid_out(array: jax.Array, spec: PartitionSpec | None) -> jax.Array:

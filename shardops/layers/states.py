@@ -15,9 +15,8 @@ from shardops.errors import wrong
 from shardops.kernels.gemm_scaled_plan import Kind, Side, scaled_plan
 from shardops.kernels.target import current_target
 from shardops.primitives.scaling import ScalingMode
-from shardops.quantizer import Quantizer
+from shardops.quantizer import ROLES, Quantizer
 
-_ROLES = ("input", "kernel", "gradient")
 _KINDS: dict[ScalingMode, Kind] = {
     ScalingMode.TENSOR_DELAYED: "tensor",
     ScalingMode.TENSOR_CURRENT: "tensor",
@@ -32,9 +31,10 @@ def fresh(op: str, recipe: Any) -> Any:
     return made if made is not None and jax.tree.leaves(made) else None
 
 
-def quantizers(op: str, recipe: Any, state: Any) -> Any:
+def quantizers(op: str, recipe: Any, state: Any, path: str = "") -> Any:
     """The quantisers of one product: state as it is kept or watched, or those of the recipe.
 
+    path: where the state of `op` is kept, in errors.
     Raises: TypeError for a recipe that is none; ValueError where state is missing, or is that of
       another recipe.
     """
@@ -46,14 +46,14 @@ def quantizers(op: str, recipe: Any, state: Any) -> Any:
         fix = (
             "Initialise the module with this recipe, and pass its state along with the parameters."
         )
-        raise ValueError(wrong(op, "delayed state", got, "a DenseQuantizers", fix))
-    for role in _ROLES:
+        where = f" {path}" if path else ""
+        raise ValueError(wrong(op, f"delayed state{where}", got, "a DenseQuantizers", fix))
+    at = f"{path}." if path else "of the "
+    for role in ROLES:
         have, want = getattr(state, role), getattr(made, role)
         if _kind(have) != _kind(want):
             fix = "It is of another recipe or model: initialise state anew, or change the recipe."
-            raise ValueError(
-                wrong(op, f"delayed state of the {role}", _kind(have), _kind(want), fix)
-            )
+            raise ValueError(wrong(op, f"delayed state {at}{role}", _kind(have), _kind(want), fix))
     return state
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 import shardops as so
 from shardops.errors import wrong
+from shardops.layers import arguments
 from shardops.layers.attention import MASK_KINDS, Implementation, MaskKind, attention, rotary
 from shardops.layers.axes import Layout
 from shardops.layers.projections import Norm, Weights, joined, projected
@@ -54,10 +55,12 @@ class Heads:
 
         Raises: ValueError where features or heads do not divide, or a kind is not known.
         """
-        kv = num_heads if num_kv_heads is None else num_kv_heads
-        for name, value in (("num_heads", num_heads), ("num_kv_heads", kv)):
-            if value < 1:
-                raise ValueError(wrong(op, name, repr(value), "at least 1", "Give it one head."))
+        arguments.count(op, "num_heads", num_heads)
+        kv = num_heads
+        if num_kv_heads is not None:
+            kv = arguments.count(op, "num_kv_heads", num_kv_heads)
+        if head_dim is not None:
+            arguments.count(op, "head_dim", head_dim)
         if num_heads % kv:
             want = f"a divisor of num_heads, {num_heads}"
             fix = "Each head of keys serves a whole group of queries."
@@ -68,9 +71,9 @@ class Heads:
             raise ValueError(wrong(op, "num_heads", repr(num_heads), want, fix))
         head_dim = features // num_heads if head_dim is None else head_dim
         theta = rest.get("rope_theta")
-        if theta is not None and not theta > 0:
+        if theta is not None:
             fix = "It is the base of the wave lengths: 1e4 is usual."
-            raise ValueError(wrong(op, "rope_theta", repr(theta), "a positive number", fix))
+            arguments.positive(op, "rope_theta", theta, fix)
         if theta is not None and head_dim % 2:
             fix = "Rotary positions turn pairs of features."
             raise ValueError(wrong(op, "head_dim", repr(head_dim), "an even number", fix))
@@ -118,37 +121,36 @@ def self_attention(
     tokens: Tokens = NOTHING,
     layout: Layout = FREE,
     quantizers: Any = (None, None, None),
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Project, attend, project back.
 
     Args:
-      x: [batch, length, d].
+      x: [batch, length, d], or [length, batch, d] where `layout.batch_first` is False.
       kv: [batch, keys, d] that keys and values are made of, without the norm; None: x.
       norm: applied to x before the projections.
       quantizers: of the product into heads, of that out of them, and, with `kv`, of that of keys
         and values.
-    Returns: [batch, length, d of out].
+    Returns: [batch, length, d of out], and x for a sum with it: see `projected`.
     Raises: ValueError for shapes, and for positions without `rope_theta`; TypeError for what is no
       array.
     Sharding: heads cut over an axis: the input gathered along it once for queries, keys and values
       where the stream is cut over it, and one sum, or scatter, after the last product. Attention
       itself moves nothing.
     """
-    _check_inputs(x, kv, weights, heads, tokens)
+    _check_inputs(x, kv, weights, heads, tokens, layout.batch_first)
+    options = {"heads": layout.heads, "batch": layout.batch}
+    into = {"norm": norm, "quantizers": quantizers[0], **options}
     if kv is None:
         parts = (weights.query, weights.key, weights.value)
-        options = {"quantizers": quantizers[0], "heads": layout.heads, "gathered": layout.gathered}
-        q, k, v = projected(x, parts, norm=norm, **options)
+        (q, k, v), x = projected(x, parts, gathered=layout.gathered, **into)
     else:
-        (q,) = projected(
-            x, (weights.query,), norm=norm, quantizers=quantizers[0], heads=layout.heads
-        )
-        k, v = projected(
-            kv, (weights.key, weights.value), quantizers=quantizers[2], heads=layout.heads
-        )
+        (q,), x = projected(x, (weights.query,), **into)
+        of_kv = (weights.key, weights.value)
+        (k, v), _ = projected(kv, of_kv, quantizers=quantizers[2], **options)
     if heads.rope_theta is not None:
-        q = rotary(q, heads.rope_theta, tokens.positions)
-        k = rotary(k, heads.rope_theta, None if kv is not None else tokens.positions)
+        own = {"batch_first": layout.batch_first}
+        q = rotary(q, heads.rope_theta, tokens.positions, **own)
+        k = rotary(k, heads.rope_theta, None if kv is not None else tokens.positions, **own)
     mixed = attention(
         q,
         k,
@@ -157,18 +159,24 @@ def self_attention(
         lengths=tokens.lengths,
         mask=tokens.mask,
         implementation=heads.implementation,
+        batch_first=layout.batch_first,
     )
-    return joined(
-        mixed, weights.out, quantizers=quantizers[1], heads=layout.heads, stream=layout.stream
-    )
+    out = joined(mixed, weights.out, quantizers=quantizers[1], stream=layout.stream, **options)
+    return out, x
 
 
 def _check_inputs(
-    x: jax.Array, kv: jax.Array | None, weights: AttentionWeights, heads: Heads, tokens: Tokens
+    x: jax.Array,
+    kv: jax.Array | None,
+    weights: AttentionWeights,
+    heads: Heads,
+    tokens: Tokens,
+    batch_first: bool,
 ) -> None:
     op = "self_attention"
+    rows = "batch, length" if batch_first else "length, batch"
     for name, array, of in (("x", x, weights.query), ("kv", x if kv is None else kv, weights.key)):
-        want = f"[batch, length, {of.kernel.shape[0]}]"
+        want = f"[{rows}, {of.kernel.shape[0]}]"
         if array.ndim != 3 or array.shape[-1] != of.kernel.shape[0]:
             fix = "These are the features of the query and key kernels."
             raise ValueError(wrong(op, name, f"of shape {array.shape}", want, fix))
@@ -188,9 +196,11 @@ def mlp(
     norm: Norm,
     activation: Any,
     *,
+    add: jax.Array | None = None,
+    return_input: bool = False,
     layout: Layout = FREE,
     quantizers: Any = None,
-) -> jax.Array:
+) -> Any:
     """`so.layer_norm_mlp` of these parameters."""
     return so.layer_norm_mlp(
         x,
@@ -202,8 +212,10 @@ def mlp(
         epsilon=norm.epsilon,
         zero_centered_gamma=norm.zero_centered_gamma,
         activation=activation,
-        batch_dims=((0,), ()),
+        batch_dims=((layout.batch,), ()),
         quantizers=quantizers,
+        add=add,
+        return_input=return_input,
         hidden_sharding=layout.hidden,
         out_sharding=layout.stream,
         input_sharding=layout.gathered,
@@ -226,7 +238,7 @@ def transformer_layer(
     """One layer of a decoder (a causal `heads.mask_kind`) or of an encoder.
 
     Args:
-      x: [batch, length, d], the residual stream.
+      x: [batch, length, d], the residual stream, or [length, batch, d]: see `layout`.
       activation: of the MLP, as in `so.layer_norm_mlp`.
       layout: where activations lie: of rules by `Layout.of`, or `presets.layout`.
       quantizers: of attention and of the MLP.
@@ -236,7 +248,7 @@ def transformer_layer(
       product into heads or hidden features, unless its gathered input is kept (`Layout.gathered`).
       Where tokens are many beside features, products move fewer bytes by gathering a kernel.
     """
-    x = x + self_attention(
+    mixed, x = self_attention(
         x,
         attention_weights,
         heads,
@@ -245,4 +257,15 @@ def transformer_layer(
         layout=layout,
         quantizers=quantizers[0],
     )
-    return x + mlp(x, mlp_weights, mlp_norm, activation, layout=layout, quantizers=quantizers[1])
+    # The kernel of the second norm makes the sum, and writes it for the last one.
+    out, x = mlp(
+        x,
+        mlp_weights,
+        mlp_norm,
+        activation,
+        add=mixed,
+        return_input=True,
+        layout=layout,
+        quantizers=quantizers[1],
+    )
+    return x + out

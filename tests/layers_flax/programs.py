@@ -64,7 +64,7 @@ def layer(framework: str, model: Model, **options: Any) -> Layer:
 
 
 def _of_linen(module: nn.Module) -> Layer:
-    x = jax.ShapeDtypeStruct((1, 8, D), jnp.float32)
+    x = jax.ShapeDtypeStruct((1, 8, D) if module.batch_first else (8, 1, D), jnp.float32)
     given = {"lengths": jax.ShapeDtypeStruct((1,), jnp.int32)} if module.padded else {}
     boxed = jax.eval_shape(module.init, jax.random.key(0), x, **given)["params"]
     names = jax.tree.map(
@@ -117,6 +117,6 @@ def placed(mesh: Any, rules: Any, names: Any, params: Any) -> Any:
     )
 
 
-def stream(mesh: Any, rules: Any) -> NamedSharding:
+def stream(mesh: Any, rules: Any, batch_first: bool = True) -> NamedSharding:
     """Where the residual stream lies."""
-    return NamedSharding(mesh, P(*presets.layout(rules).stream))
+    return NamedSharding(mesh, P(*presets.layout(rules, batch_first=batch_first).stream))

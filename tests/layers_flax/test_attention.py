@@ -47,10 +47,11 @@ MASKS = ["none", "causal", "padding", "both", "mask", "every head"]
 GROUPED = [(mask, kv) for mask in MASKS for kv in (4, 2, 1)]
 
 
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch", "sequence"])
 @pytest.mark.parametrize(
     ("kind", "kv"), GROUPED if EXHAUSTIVE else [*zip(MASKS, (1, 4, 2, 1, 4, 2), strict=True)]
 )
-def test_attention_and_its_gradients(rng, kind, kv):
+def test_attention_and_its_gradients(rng, kind, kv, batch_first):
     dtype = "bfloat16" if kv == 1 else "float32"
     q, k, v, cotangent = drawn(rng, kv, dtype=dtype)
     ours, formula = options_of(kind, rng)
@@ -59,9 +60,15 @@ def test_attention_and_its_gradients(rng, kind, kv):
     def reference(q, k, v):
         return plain.attention(q, *(jnp.repeat(a, HEADS // kv, 2) for a in (k, v)), seen)
 
+    def by_us(*qkv):
+        if batch_first:
+            return attention(*qkv, **ours)
+        qkv = (a.swapaxes(0, 1) for a in qkv)
+        return attention(*qkv, batch_first=False, **ours).swapaxes(0, 1)
+
     @jax.jit
     def run(q, k, v, cotangent):
-        value, pull = jax.vjp(lambda *qkv: attention(*qkv, **ours), q, k, v)
+        value, pull = jax.vjp(by_us, q, k, v)
         return value, pull(cotangent)
 
     value, gradients = run(q, k, v, cotangent)
@@ -78,6 +85,27 @@ def test_cross_attention_of_another_length(rng):
         lambda q, k, v: plain.attention(q, k, v, plain.seen_by(Q, 9, False)), cotangent, q, *both
     )
     assert_close(attention(q, k, v), want, reduced=9 + D, roundings=4)
+    q, k, v = (a.swapaxes(0, 1) for a in (q, k, v))
+    got = attention(q, k, v, batch_first=False).swapaxes(0, 1)
+    assert_close(got, want, reduced=9 + D, roundings=4)
+
+
+def test_scores_beyond_the_range_of_float16(rng):
+    """Before they are divided by sqrt(d): 40 * 40 * 128 is more than the 65504 that there are."""
+    q, v = (cases.random(rng, (1, 7, 2, 128), "float16", scale) for scale in (40.0, 1.0))
+
+    @jax.jit
+    def run(q, v):
+        value, pull = jax.vjp(lambda q, v: attention(q, q, v), q, v)
+        return value, pull(v)
+
+    value, gradients = run(q, v)
+    seen = plain.seen_by(7, 7, False)
+    want, cotangents = plain.in_float64(lambda q, v: plain.attention(q, q, v, seen), v, q, v)
+    # Of scores up to 20000 a rounding is 8: weights are those of the largest score.
+    assert_close(value, want, reduced=128, roundings=4)
+    assert np.isfinite(np.asarray(gradients[0])).all()
+    assert_close(gradients[1], cotangents[1], reduced=128, roundings=8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -87,6 +115,9 @@ def test_rotary_positions(rng, dtype):
     assert_close(rotary(x, 1e4), want, reduced=4)
     shifted = rotary(x, 1e4, jnp.arange(Q) + jnp.array([[0], [0]]))
     np.testing.assert_array_equal(shifted, rotary(x, 1e4))
+    for at in (None, jnp.arange(Q) + 3, jnp.arange(Q) + jnp.array([[2], [7]])):
+        turned = rotary(x.swapaxes(0, 1), 1e4, at, batch_first=False)
+        np.testing.assert_array_equal(turned.swapaxes(0, 1), rotary(x, 1e4, at))
 
 
 def test_scores_of_rotated_vectors_depend_on_distance_alone(rng):
@@ -132,13 +163,14 @@ def test_cudnn_asked_for_where_it_does_not_fit_says_why(rng):
 
 
 @pytest.mark.parametrize("kind", ["none", "auto", "explicit"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_cudnn_is_called_on_each_devices_heads(kind, padded):
+@pytest.mark.parametrize(("padded", "batch_first"), [(False, True), (True, True), (True, False)])
+def test_cudnn_is_called_on_each_devices_heads(kind, padded, batch_first):
     """Lowered for a CUDA device: one call forward, one backward. On Explicit axes of the shards; on
     Auto axes JAX's own rule partitions them."""
     lengths = {"mask_kind": "padding_causal", "lengths": jnp.full(B, Q)} if padded else {}
-    q, k = (jnp.zeros((B, Q, heads, D), jnp.bfloat16) for heads in (8, 4))
-    text = _lowered_for_cuda(kind, lengths, q, k)
+    rows = (B, Q) if batch_first else (Q, B)
+    q, k = (jnp.zeros((*rows, heads, D), jnp.bfloat16) for heads in (8, 4))
+    text = _lowered_for_cuda(kind, {**lengths, "batch_first": batch_first}, q, k)
     if kind == "auto":
         assert text.count("@CustomSPMDPartitioning(") == 2
         return
@@ -148,11 +180,11 @@ def test_cudnn_is_called_on_each_devices_heads(kind, padded):
     assert all(f"tensor<{shape}xbf16>" in call for call in calls)
 
 
-def _lowered_for_cuda(kind, lengths, q, k):
+def _lowered_for_cuda(kind, options, q, k):
     module = "jax._src.cudnn.fused_attention_stablehlo"
 
     def f(q, k):
-        return jnp.sum(attention(q, k, k, **lengths).astype(jnp.float32))
+        return jnp.sum(attention(q, k, k, **options).astype(jnp.float32))
 
     def lower(*arrays):
         traced = jax.jit(jax.grad(f, (0, 1))).trace(*arrays)
@@ -167,5 +199,6 @@ def _lowered_for_cuda(kind, lengths, q, k):
         if kind == "none":
             return lower(q, k)
         with meshes.entered(kind) as mesh:
-            at = NamedSharding(mesh, P("dp", None, "tp"))
+            rows = ("dp", None) if options["batch_first"] else (None, "dp")
+            at = NamedSharding(mesh, P(*rows, "tp"))
             return lower(*(jax.device_put(a, at) for a in (q, k)))

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import pickle
 import re
 
 import flax.linen as nn
@@ -83,6 +84,79 @@ def test_linen_model_by_one_call(rng):
     )
 
 
+def test_a_linen_model_that_is_replaced_is_equal_pickles_and_may_be_replaced_again(rng):
+    x = cases.random(rng, (B, S, D), "float32")
+    replaced, again = (linen.with_shardops(Linen(width=4)) for _ in range(2))
+    assert (type(replaced), replaced, hash(replaced)) == (type(again), again, hash(again))
+    assert replaced != linen.with_shardops(Linen(width=4), so.recipes.CurrentScaling())
+    assert pickle.loads(pickle.dumps(replaced)) == replaced
+    variables = replaced.init(jax.random.key(0), x)
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def apply(model, variables, x):
+        traced.append(model)
+        return model.apply(variables, x)
+
+    for model in (replaced, again, pickle.loads(pickle.dumps(replaced))):
+        apply(model, variables, x)
+    assert len(traced) == 1
+    recipe = so.recipes.CurrentScaling()
+    twice = linen.with_shardops(replaced, recipe)
+    assert twice == linen.with_shardops(Linen(width=4), recipe)
+
+
+@pytest.mark.parametrize(
+    ("model", "ops"),
+    [
+        (nn.LayerNorm(), {"shardops.layer_norm"}),
+        (nn.RMSNorm(), {"shardops.rms_norm"}),
+        (nn.Dense(8), {"shardops.dot_general"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_linen_layer_that_is_the_whole_model(rng, model, ops):
+    variables = model.init(jax.random.key(0), jnp.ones((B, S, D)))
+    replaced = linen.with_shardops(model)
+    applied = (functools.partial(m.apply, variables) for m in (model, replaced))
+    same(rng, *applied, ops)
+
+
+def test_an_nnx_model_takes_the_recipe_of_the_last_call(rng):
+    """A product of the user's own, by the same class, stays."""
+    x = cases.random(rng, (B, S, D), "float32")
+    model = nnx.Linear(D, 8, rngs=nnx.Rngs(0))
+    twice = of_nnx.with_shardops(of_nnx.with_shardops(model), so.recipes.CurrentScaling())
+    once = of_nnx.with_shardops(model, so.recipes.CurrentScaling())
+    np.testing.assert_array_equal(twice(x), once(x))
+    own = nnx.Linear(D, 8, dot_general=DotGeneral(so.recipes.MXFP8Scaling()), rngs=nnx.Rngs(0))
+    assert of_nnx.with_shardops(own).dot_general == own.dot_general
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: of_nnx.with_shardops(3), TypeError, "model is a int; expected an NNX module"),
+        (lambda: of_nnx.with_shardops(nn.Dense(3)), TypeError, "linen.with_shardops"),
+        (
+            lambda: linen.with_shardops(nnx.Linear(2, 3, rngs=nnx.Rngs(0))),
+            TypeError,
+            "model is a Linear; expected a Linen module. Models of NNX",
+        ),
+        (lambda: linen.with_shardops(nn.Dense), TypeError, "model is the class Dense"),
+        (lambda: linen.with_shardops(Linen(), methods="enc"), TypeError, "methods is 'enc'"),
+        (
+            lambda: linen.with_shardops(Linen(), methods=("nope",)),
+            ValueError,
+            "methods is 'nope'; expected methods of Linen",
+        ),
+    ],
+)
+def test_what_is_no_model_is_refused(call, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        call()
+
+
 def test_products_of_a_recipe_in_a_model_as_it_stands(rng):
     """8-bit operands: some 3 bits of mantissa a product, none of it where batch dims are."""
     x = cases.random(rng, (B, S, D), "float32")
@@ -110,20 +184,6 @@ def test_dot_general_of_flax_layers_on_a_mesh(rng, kind):
         for one in layers:
             assert ops_in(one, placed) == {"shardops.dot_general"}
             assert_close(jax.jit(one)(placed), want, reduced=D, roundings=2)
-
-
-def test_a_class_of_a_recipe_keeps_its_state_where_training_loops_look(rng):
-    """The gradient of the collection is the state of the next step."""
-    recipe = so.recipes.DelayedScaling(amax_history_len=4)
-    x = cases.random(rng, (B, S, D), "float32")
-    module = nn.Dense(16, dot_general_cls=functools.partial(linen.DotGeneral, recipe=recipe))
-    variables = module.init(jax.random.key(0), x)
-    step = jax.jit(jax.grad(lambda v: (module.apply(v, x) ** 2).sum()))
-    state = step(variables)["_overwrite_with_gradient"]["DotGeneral_0"]
-    np.testing.assert_array_equal(state["input_amax_history"], [np.abs(x).max(), 0, 0, 0])
-    kernel = variables["params"]["kernel"]
-    np.testing.assert_array_equal(state["kernel_amax_history"][0], np.abs(kernel).max())
-    assert state["gradient_amax_history"][0] > 0
 
 
 def test_drop_ins_are_equal_by_their_recipe():

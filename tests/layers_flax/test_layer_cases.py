@@ -1,16 +1,13 @@
 """Reported cases at the level of modules.
 
-19: amax of microbatches; 29: scan and nested jit (shard_map: test_sharded_layers.py); 30: policies
-of checkpoint; 40: meshes and logical axes.
+29: scan and nested jit (shard_map: test_sharded_layers.py); 30: policies of checkpoint; 40: meshes
+and logical axes. 19: test_delayed_state.py.
 """
-
-import contextlib
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from jax.ad_checkpoint import print_saved_residuals
@@ -26,7 +23,6 @@ from tests.closeness import assert_close
 from tests.fuzz.amount import EXHAUSTIVE
 
 RULES = presets.tensor_sequence_parallel("tp", data="dp")
-DELAYED = so.recipes.DelayedScaling(amax_history_len=4)
 D = 32
 
 
@@ -36,90 +32,6 @@ def small(rng, *lead):
 
 def linen_layer(**options):
     return linen.TransformerLayer(4, 64, activation=("silu", "linear"), **options)
-
-
-# ---- 19: state of delayed scaling ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("framework", "kind"), [("nnx", "none"), ("linen", "auto"), ("nnx", "explicit")]
-)
-def test_microbatches_combine_their_magnitudes_by_maximum(framework, kind):
-    """Two of largest magnitude 1 and 3, scanned: 3, not 4, in one entry of the history."""
-    batches = jnp.stack([jnp.full((8, D), 1.0), jnp.full((8, D), 3.0)])
-    if framework == "nnx":
-        module = of_nnx.Dense(D, 16, recipe=DELAYED, rngs=nnx.Rngs(0))
-        graph, state, params = nnx.split(module, of_nnx.QuantizerState, ...)
-
-        def gradients(state, batches):
-            def loss(state):
-                model = of_nnx.watch(nnx.merge(graph, state, params))
-                return jnp.sum(scanned(model, batches))
-
-            return jax.grad(loss)(state)
-    else:
-        module = linen.Dense(16, recipe=DELAYED)
-        variables = module.init(jax.random.key(0), batches[0])
-        state = variables["_overwrite_with_gradient"]
-
-        def gradients(state, batches):
-            def loss(state):
-                held = linen.watch({**variables, "_overwrite_with_gradient": state})
-                return jnp.sum(scanned(lambda x: module.apply(held, x), batches))
-
-            return jax.grad(loss)(state)
-
-    def scanned(model, batches):
-        return jax.lax.scan(lambda total, x: (total + model(x).sum(), None), 0.0, batches)[0]
-
-    with meshes.entered(kind) if kind != "none" else contextlib.nullcontext() as mesh:
-        if mesh is not None:
-            batches = meshes.place(mesh, batches, None, ("dp", "tp"))
-        new = jax.jit(gradients)(state, batches)
-    histories = [a for a in jax.tree.leaves(new) if a.shape == (4,)]
-    np.testing.assert_array_equal(histories[0], [3, 0, 0, 0])
-    for leaf in jax.tree.leaves(new):
-        assert leaf.sharding.is_fully_replicated
-
-
-def test_a_step_of_nnx_updates_state_by_its_gradient(rng):
-    """As the docstring of `watch` has it; histories roll once a step."""
-    model = of_nnx.LayerNormMLP(D, 64, recipe=DELAYED, rngs=nnx.Rngs(0))
-    x = small(rng, 2, 4)
-
-    @nnx.jit
-    def step(model, x):
-        wrt = nnx.DiffState(0, (nnx.Param, of_nnx.QuantizerState))
-        loss = lambda model, x: jnp.mean(of_nnx.watch(model)(x) ** 2)  # noqa: E731
-        gradients = nnx.grad(loss, argnums=wrt)(model, x)
-        nnx.update(model, nnx.filter_state(gradients, of_nnx.QuantizerState))
-
-    for _ in range(2):
-        step(model, x)
-    of_kernel = model.up.quantizers.get_value().kernel
-    largest = float(jnp.abs(model.up.kernel[...]).max())
-    np.testing.assert_array_equal(of_kernel.amax_history, np.float32([largest, largest, 0, 0]))
-    np.testing.assert_allclose(of_kernel.scale_inv, largest / 448, rtol=1e-6)
-
-
-def test_orbax_restores_a_run_bit_by_bit(rng, tmp_path):
-    """Parameters and state of delayed scaling, saved and restored between two steps."""
-    module = linen.LayerNormMLP(64, recipe=DELAYED)
-    x = small(rng, 2, 8)
-    variables = nn.unbox(module.init(jax.random.key(0), x))
-
-    @jax.jit
-    def step(variables):
-        grads = jax.grad(lambda v: (module.apply(linen.watch(v), x) ** 2).mean())(variables)
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, variables["params"], grads["params"])
-        return {**grads, "params": params}
-
-    first = step(step(variables))
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", first)
-    with ocp.StandardCheckpointer() as checkpointer:
-        restored = checkpointer.restore(tmp_path / "state", first)
-    jax.tree.map(np.testing.assert_array_equal, step(restored), step(first))
 
 
 # ---- 29: scan, nested jit ------------------------------------------------------------------------
@@ -271,6 +183,26 @@ def test_a_kernel_of_three_dims_with_logical_axes(rng, kind):
         assert meshes.same(got.sharding.spec, P("dp", None, "tp"))
     plain = nn.DenseGeneral((4, 8)).apply(nn.unbox(variables), x)
     assert_close(got, np.asarray(plain, np.float64), reduced=D, roundings=2)
+
+
+@pytest.mark.parametrize("rules", [None, RULES], ids=["free", "ruled"])
+@pytest.mark.parametrize("kind", ["explicit-auto", "auto-explicit"])
+def test_modules_made_on_axes_of_both_kinds(rng, kind, rules):
+    """Flax itself places no parameters there."""
+    x = cases.random(rng, (2, 8, D), "float32")
+    want = np.asarray(of_nnx.LayerNormMLP(D, 64, rngs=nnx.Rngs(0))(x), np.float64)
+    with meshes.entered(kind) as mesh:
+        at = meshes.place(mesh, x, "dp", "tp")
+        module = of_nnx.LayerNormMLP(D, 64, rules=rules, rngs=nnx.Rngs(0))
+        assert_close(nnx.jit(lambda m, x: m(x))(module, at), want, reduced=64, roundings=4)
+        plain = linen.LayerNormMLP(64, rules=rules)
+        variables = jax.jit(plain.init)(jax.random.key(0), at)
+        kernels = (module.up.kernel[...], nn.unbox(variables)["params"]["up"]["kernel"])
+        value = jax.jit(plain.apply)(variables, at)
+        assert np.isfinite(np.asarray(value)).all()
+        for kernel in kernels:
+            if rules is not None:
+                assert meshes.same(kernel.sharding.spec, P(None, "tp"))
 
 
 def test_modules_of_both_frameworks_say_the_same_of_their_parameters():

@@ -51,9 +51,10 @@ def passes(framework, kind, preset, batch=B, **options):
     sizes = MESHES[preset] if isinstance(preset, str) else MESHES["tp+sp"]
     of = layer(framework, MODEL, rules=rules, **options)
     with meshes.entered(kind, sizes) as mesh:
-        at = stream(mesh, rules)
+        batch_first = options.get("batch_first", True)
+        at = stream(mesh, rules, batch_first)
         params = placed(mesh, rules, of.names, drawn(np.random.default_rng(0), of.shapes))
-        x = jax.device_put(jnp.ones((batch, S, D)), at)
+        x = jax.device_put(jnp.ones((batch, S, D) if batch_first else (S, batch, D)), at)
         auto = kind == "auto"
         given = {"out_shardings": (at, None)} if auto else {}
         forward = jax.jit(lambda params, x: jax.vjp(of.apply, params, x), **given)
@@ -68,12 +69,13 @@ def kinds(found):
     return {kind: count for kind, (count, _) in hlo.summary(found).items()}
 
 
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch", "sequence"])
 @pytest.mark.parametrize(("framework", "kind"), BOTH)
-def test_tensor_and_sequence_parallel(framework, kind):
+def test_tensor_and_sequence_parallel(framework, kind, batch_first):
     """Forward 2 gathers and 2 scatters, no all-reduce. Backward 2 and 2, and one more gather for
     each of the two column-parallel weight gradients; then the sums over dp, and over all rows for
     the norms' parameters. Attention moves nothing."""
-    forward, backward = passes(framework, kind, "tp+sp")
+    forward, backward = passes(framework, kind, "tp+sp", batch_first=batch_first)
     whole, part = size(B // 2, S, D), size(B // 2, S // 4, D)
     assert hlo.summary(forward) == {"all-gather": (2, 2 * whole), "reduce-scatter": (2, 2 * part)}
     over_tp = hlo.summary([c for c in backward if c.groups == 4])
@@ -131,22 +133,24 @@ def test_fsdp_and_tensor_parallel(kind):
         assert kinds([c for c in backward if c.groups == groups]) == wanted
 
 
-@pytest.mark.parametrize("policy", ["recomputed", "saved"])
-def test_gathered_inputs_are_kept_by_policy(policy):
+@pytest.mark.parametrize(
+    ("policy", "batch_first"), [("recomputed", True), ("saved", True), ("saved", False)]
+)
+def test_gathered_inputs_are_kept_by_policy(policy, batch_first):
     """Layers in a scan, each checkpointed: the backward body computes the forward pass again, and
     gathers for it; what is kept is not gathered again."""
     rules = PRESETS["tp+sp"]()
-    of = layer("linen", MODEL, rules=rules, keep_gathered=True)
+    of = layer("linen", MODEL, rules=rules, keep_gathered=True, batch_first=batch_first)
     options = {"policy": so.checkpoint_policies.save_gathered} if policy == "saved" else {}
     with meshes.entered("explicit", MESHES["tp+sp"]) as mesh:
-        at = stream(mesh, rules)
+        at = stream(mesh, rules, batch_first)
         params = drawn(np.random.default_rng(0), of.shapes)
         stacked = jax.tree.map(lambda a: np.stack([a] * 3), params)
         names = jax.tree.map(
             lambda axes: (None, *axes), of.names, is_leaf=lambda n: isinstance(n, tuple)
         )
         stacked = placed(mesh, rules, names, stacked)
-        x = jax.device_put(jnp.ones((B, S, D)), at)
+        x = jax.device_put(jnp.ones((B, S, D) if batch_first else (S, B, D)), at)
         one = jax.checkpoint(of.apply, **options)
 
         def loss(params, x):

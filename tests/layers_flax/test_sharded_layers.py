@@ -27,10 +27,27 @@ LLAMA = Model(activation=("silu", "linear"), rope_theta=1e4)
 BIASED = Model(norm="layer_norm", causal=False, rope_theta=1e3)
 
 
-def arrays(rng, of, dtype, batch=B):
+# Activations are [batch, length, features], or [length, batch, features].
+ORDERS = {"batch": True, "sequence": False}
+FIRST = pytest.mark.parametrize("first", ORDERS)
+
+
+def arrays(rng, of, dtype, batch=B, first="batch"):
     params = drawn(rng, of.shapes, dtype)
-    x, cotangent = (cases.random(rng, (batch, S, D), dtype) for _ in range(2))
+    shape = (batch, S, D) if ORDERS[first] else (S, batch, D)
+    x, cotangent = (cases.random(rng, shape, dtype) for _ in range(2))
     return params, x, cotangent
+
+
+def in_float64(model, first, params, x, cotangent):
+    """The formulas, which are of activations whose batch is first."""
+
+    def layer(params, x):
+        if ORDERS[first]:
+            return plain.layer(params, x, model)
+        return plain.layer(params, x.swapaxes(0, 1), model).swapaxes(0, 1)
+
+    return plain.in_float64(layer, cotangent, params, x)
 
 
 def check(got, wanted, what=""):
@@ -54,39 +71,49 @@ def run(of, params, x, cotangent, out=None, **tokens):
     return jax.jit(step, **options)(params, x, cotangent, tokens)
 
 
+@FIRST
 @pytest.mark.parametrize(("framework", "dtype"), [("nnx", "bfloat16"), ("linen", "float32")])
 @pytest.mark.parametrize("model", [LLAMA, BIASED], ids=["llama", "biased"])
-def test_layer_without_a_mesh(rng, framework, model, dtype):
-    of = layer(framework, model, use_bias=model is BIASED)
-    params, x, cotangent = arrays(rng, of, dtype, batch=1)
-    wanted = plain.in_float64(lambda p, x: plain.layer(p, x, model), cotangent, params, x)
+def test_layer_without_a_mesh(rng, framework, model, dtype, first):
+    of = layer(framework, model, use_bias=model is BIASED, batch_first=ORDERS[first])
+    params, x, cotangent = arrays(rng, of, dtype, batch=1, first=first)
+    wanted = in_float64(model, first, params, x, cotangent)
     check(run(of, params, x, cotangent), wanted)
 
 
 # Both frameworks compute by the same functions: each preset is run once, the one with the most
 # collectives on both kinds of axes; all of them in an exhaustive run.
-EVERY = [(p, k, f) for p in PRESETS for k in ("auto", "explicit") for f in FRAMEWORKS]
+EVERY = [
+    (p, k, f, o) for p in PRESETS for k in ("auto", "explicit") for f in FRAMEWORKS for o in ORDERS
+]
 SOME = [
-    ("dp", "auto", "linen"),
-    ("fsdp", "explicit", "nnx"),
-    ("tp", "auto", "nnx"),
-    ("tp+sp", "auto", "linen"),
-    ("tp+sp", "explicit", "nnx"),
-    ("fsdp x tp", "explicit", "linen"),
+    ("dp", "auto", "linen", "batch"),
+    ("dp", "explicit", "nnx", "sequence"),
+    ("fsdp", "explicit", "nnx", "batch"),
+    ("fsdp", "auto", "linen", "sequence"),
+    ("tp", "auto", "nnx", "batch"),
+    ("tp", "explicit", "linen", "sequence"),
+    ("tp+sp", "auto", "linen", "batch"),
+    ("tp+sp", "auto", "nnx", "sequence"),
+    ("tp+sp", "explicit", "nnx", "batch"),
+    ("tp+sp", "explicit", "linen", "sequence"),
+    ("fsdp x tp", "explicit", "linen", "batch"),
+    ("fsdp x tp", "explicit", "nnx", "sequence"),
 ]
 ON_MESHES = EVERY if EXHAUSTIVE else SOME
 
 
-@pytest.mark.parametrize(("preset", "kind", "framework"), ON_MESHES)
-def test_layer_on_a_mesh(rng, preset, kind, framework):
+@pytest.mark.parametrize(("preset", "kind", "framework", "first"), ON_MESHES)
+def test_layer_on_a_mesh(rng, preset, kind, framework, first):
     model = BIASED if preset in ("tp", "dp") else LLAMA
     rules = PRESETS[preset]()
-    of = layer(framework, model, use_bias=model is BIASED, rules=rules)
+    of = layer(framework, model, use_bias=model is BIASED, rules=rules, batch_first=ORDERS[first])
     dtype = "bfloat16" if (preset, framework) == ("tp+sp", "linen") else "float32"
-    params, x, cotangent = arrays(rng, of, dtype, batch=8 if "tp" not in preset else B)
-    wanted = plain.in_float64(lambda p, x: plain.layer(p, x, model), cotangent, params, x)
+    batch = 8 if "tp" not in preset else B
+    params, x, cotangent = arrays(rng, of, dtype, batch, first)
+    wanted = in_float64(model, first, params, x, cotangent)
     with meshes.entered(kind, MESHES[preset]) as mesh:
-        at = stream(mesh, rules)
+        at = stream(mesh, rules, ORDERS[first])
         held = placed(mesh, rules, of.names, params)
         out = None
         if kind == "auto":
@@ -97,24 +124,29 @@ def test_layer_on_a_mesh(rng, preset, kind, framework):
 
 
 @pytest.mark.parametrize(
-    ("framework", "inner"), [("nnx", "auto"), ("linen", "explicit"), ("nnx", "manual")]
+    ("framework", "inner", "first"),
+    [
+        ("nnx", "auto", "batch"),
+        ("linen", "explicit", "batch"),
+        ("nnx", "manual", "batch"),
+        ("nnx", "explicit", "sequence"),
+    ],
 )
-def test_layer_inside_shard_map(rng, framework, inner):
+def test_layer_inside_shard_map(rng, framework, inner, first):
     """Manual over dp, whose batch is each device's own; tensor parallel inside, or alone."""
     rules = PRESETS["tp+sp"]() if inner != "manual" else PRESETS["dp"]()
     sizes = {"dp": 2, "tp": 4} if inner != "manual" else {"dp": 8}
     model = Model(causal=True)
-    of = layer(framework, model, rules=rules)
-    params, x, cotangent = arrays(rng, of, "float32", batch=8)
-    wanted = plain.in_float64(lambda p, x: plain.layer(p, x, model), cotangent, params, x)
+    of = layer(framework, model, rules=rules, batch_first=ORDERS[first])
+    params, x, cotangent = arrays(rng, of, "float32", 8, first)
+    wanted = in_float64(model, first, params, x, cotangent)
     with meshes.entered("explicit" if inner == "explicit" else "auto", sizes) as mesh:
-        at = stream(mesh, rules)
+        at = stream(mesh, rules, ORDERS[first])
         held = placed(mesh, rules, of.names, params)
+        own = P("dp") if ORDERS[first] else P(None, "dp")
 
         @jax.jit
-        @jax.shard_map(
-            in_specs=(P(), P("dp"), P("dp")), out_specs=(P("dp"), (P(), P("dp"))), axis_names={"dp"}
-        )
+        @jax.shard_map(in_specs=(P(), own, own), out_specs=(own, (P(), own)), axis_names={"dp"})
         def step(params, x, cotangent):
             value, pull = jax.vjp(of.apply, params, x)
             return value, pull(cotangent)

@@ -16,9 +16,9 @@ except ImportError as error:
 from shardops.layers.linen.basic import Dense, LayerNorm, RMSNorm, Softmax
 from shardops.layers.linen.dot_general import DotGeneral, Einsum
 from shardops.layers.linen.joined import LayerNormDense, LayerNormMLP
-from shardops.layers.linen.parameters import watch
 from shardops.layers.linen.replacing import with_shardops
 from shardops.layers.linen.transformer import MultiHeadAttention, TransformerLayer
+from shardops.layers.linen.watching import watch
 
 __all__ = [
     "Dense",

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 import shardops as so
-from shardops.layers import calls, modules
+from shardops.layers import arguments, calls, modules
+from shardops.layers.activations import check_activation
 from shardops.layers.linen.parameters import (
     KERNEL_INIT,
     ZEROS,
@@ -51,8 +52,11 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        axis = modules.tuple_of(self.axis)
-        weights = weights_of(self, modules.inputs_of(x, axis), modules.tuple_of(self.features))
+        x = arguments.array("Dense", "x", x)
+        axis = arguments.dims("Dense", "axis", self.axis)
+        outputs = arguments.counts("Dense", "features", self.features)
+        check_activation("Dense", self.activation)
+        weights = weights_of(self, modules.inputs_of(x, axis), outputs)
         return calls.dense(
             x,
             weights,
@@ -87,6 +91,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = arguments.array("LayerNorm", "x", x)
         return calls.norm(x, norm_of(self, "layer_norm", x.shape[-1]), self.dtype)
 
 
@@ -107,6 +112,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = arguments.array("RMSNorm", "x", x)
         return calls.norm(x, norm_of(self, "rms_norm", x.shape[-1]), self.dtype)
 
 

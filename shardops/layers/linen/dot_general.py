@@ -1,5 +1,6 @@
 """Products of a recipe as a Linen module, for layers of others that take a `dot_general_cls`."""
 
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +11,9 @@ from jax.core import Tracer
 import shardops as so
 from shardops.layers import drop_in, states
 from shardops.layers.linen.parameters import OVERWRITE
+from shardops.quantizer import ROLES
+
+OBSERVED = "observed"  # beside the state of a product: that it is watched
 
 
 class DotGeneral(nn.Module):
@@ -19,9 +23,10 @@ class DotGeneral(nn.Module):
 
     As `shardops.layers.drop_in.DotGeneral`; recipes with state too. That lies in the collection
     `_overwrite_with_gradient`, an array for each scale and history. Its gradient is the state of
-    the next step: training loops that replace it by its gradient need no more. So a step calls a
-    module once: several microbatches, or a layer that is shared, want the modules of
-    `shardops.layers.linen` and their `watch`.
+    the next step: training loops that replace it by its gradient need no more, where a gradient
+    calls the module once. Several microbatches, or a layer that is shared, want `watch(variables,
+    recipe=recipe)` of this package at the top of what is differentiated: then their magnitudes are
+    combined by maximum, and histories roll once.
 
     Attributes:
       recipe: of `so.recipes`; None: products of the operands as they are.
@@ -54,12 +59,15 @@ class DotGeneral(nn.Module):
         fresh = states.fresh("DotGeneral", self.recipe)
         if fresh is None:
             return states.quantizers("DotGeneral", self.recipe, None)
-        leaves, structure = jax.tree.flatten_with_path(fresh)
-        state = [self._leaf(_name(path), leaf) for path, leaf in leaves]
-        kept = jax.tree.unflatten(structure, state)
-        if self.is_initializing() or not any(isinstance(a, Tracer) for a in state):
-            return kept
-        return so.recipes.watch(kept, overwrite=True)
+        kept = {name: self._leaf(name, leaf) for name, leaf in as_leaves(fresh).items()}
+        state = states.quantizers("DotGeneral", self.recipe, of_leaves(fresh, kept))
+        if self.has_variable(OVERWRITE, f"input_{OBSERVED}"):
+            seen = {r: self.get_variable(OVERWRITE, f"{r}_{OBSERVED}") for r in ROLES}
+            watched = {r: replace(getattr(state, r), observed=seen[r]) for r in ROLES}
+            return replace(state, **watched)
+        if self.is_initializing() or not any(isinstance(a, Tracer) for a in kept.values()):
+            return state
+        return so.recipes.watch(state, overwrite=True)
 
     def _leaf(self, name: str, fresh: jax.Array) -> jax.Array:
         if not self.is_initializing() and not self.has_variable(OVERWRITE, name):
@@ -78,6 +86,12 @@ class Einsum(nn.Module):
         return jnp.einsum(equation, *operands, **{**options, "_dot_general": dot_general})
 
 
-def _name(path: Any) -> str:
-    """input.scale_inv -> input_scale_inv."""
-    return jax.tree_util.keystr(path, simple=True, separator="_")
+def as_leaves(state: Any) -> dict[str, Any]:
+    """Quantisers as arrays of their own: input.scale_inv is input_scale_inv."""
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(p, simple=True, separator="_"): leaf for p, leaf in leaves}
+
+
+def of_leaves(like: Any, leaves: Any) -> Any:
+    """The quantisers that are kept as these arrays, of the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in as_leaves(like)])

@@ -7,9 +7,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from shardops.layers import calls, modules
-from shardops.layers.activations import check_gated
-from shardops.layers.linen.parameters import KERNEL_INIT, ZEROS, Kernel, Scale, layout, sharding
+from shardops.layers import arguments, calls, modules
+from shardops.layers.activations import check_activation, check_gated
+from shardops.layers.linen.parameters import (
+    KERNEL_INIT,
+    ZEROS,
+    Kernel,
+    Scale,
+    layout,
+    op_of,
+    sharding,
+)
 from shardops.layers.projections import NormKind
 from shardops.layers.transformer import NORMS, MLPWeights
 from shardops.primitives import check
@@ -46,8 +54,13 @@ class LayerNormDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        check.one_of("LayerNormDense", "norm", self.norm, NORMS)
+        op = "LayerNormDense"
+        x = arguments.array(op, "x", x)
+        check.one_of(op, "norm", self.norm, NORMS)
+        check_activation(op, self.activation)
+        arguments.dtypes(op, self.dtype, self.param_dtype)
         norm = Scale(
+            op,
             self.norm,
             x.shape[-1],
             use_bias=self.use_bias if self.norm_bias is None else self.norm_bias,
@@ -58,8 +71,9 @@ class LayerNormDense(nn.Module):
             name="norm",
         )()
         weights, by_recipe = Kernel(
+            op,
             x.shape[-1:],
-            modules.tuple_of(self.features),
+            arguments.counts(op, "features", self.features),
             use_bias=self.use_bias,
             param_dtype=self.param_dtype,
             kernel_init=self.kernel_init,
@@ -84,6 +98,7 @@ class LayerNormDense(nn.Module):
 class MLPParameters(nn.Module):
     """A norm and the two kernels of an MLP: what `LayerNormMLP` and a transformer layer hold."""
 
+    op: str
     features: int
     hidden_features: int
     activation: Any = "gelu"
@@ -104,8 +119,10 @@ class MLPParameters(nn.Module):
 
 def mlp_parameters(module: Any, features: int) -> Any:
     """(norm, weights, quantisers) of a module with the fields of `LayerNormMLP`."""
-    check_gated(type(module).__name__, module.activation)
-    check.one_of(type(module).__name__, "norm", module.norm, NORMS)
+    op = op_of(module)
+    check_gated(op, module.activation)
+    check.one_of(op, "norm", module.norm, NORMS)
+    arguments.count(op, "hidden_features", module.hidden_features)
     kernels = {
         "use_bias": module.use_bias,
         "param_dtype": module.param_dtype,
@@ -114,6 +131,7 @@ def mlp_parameters(module: Any, features: int) -> Any:
         "recipe": module.recipe,
     }
     norm = Scale(
+        op,
         module.norm,
         features,
         use_bias=module.use_bias if module.norm_bias is None else module.norm_bias,
@@ -125,8 +143,9 @@ def mlp_parameters(module: Any, features: int) -> Any:
     )()
     hidden = modules.hidden_shape(module.hidden_features, module.activation)
     up_axes = modules.up_axes(module.activation)
-    up, of_up = Kernel((features,), hidden, kernel_axes=up_axes, name="up", **kernels)()
+    up, of_up = Kernel(op, (features,), hidden, kernel_axes=up_axes, name="up", **kernels)()
     down, of_down = Kernel(
+        op,
         (module.hidden_features,),
         (features,),
         kernel_axes=modules.DOWN,
@@ -143,6 +162,7 @@ class LayerNormMLP(nn.Module):
     Attributes:
       hidden_features: between the two products.
       activation: one, or a pair for a gate, as in `so.layer_norm_mlp`.
+      batch_first: whether x is [batch, length, features], or [length, batch, features].
       The others: as in `LayerNormDense`. Logical axes are those of `shardops.layers.axes`.
     Parameters: norm.scale, norm.bias, up.kernel [d, f] or, for a gate, [d, 2, f], up.bias,
     down.kernel, down.bias.
@@ -155,6 +175,7 @@ class LayerNormMLP(nn.Module):
     epsilon: float = 1e-6
     zero_centered_gamma: bool = False
     use_bias: bool = True
+    batch_first: bool = True
     dtype: Any = None
     param_dtype: Any = jnp.float32
     kernel_init: Any = KERNEL_INIT
@@ -163,6 +184,9 @@ class LayerNormMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = arguments.array("LayerNormMLP", "x", x)
+        check.flag("LayerNormMLP", "batch_first", self.batch_first)
+        arguments.dtypes("LayerNormMLP", self.dtype, self.param_dtype)
         norm, weights, by_recipe = mlp_parameters(self, x.shape[-1])
         return calls.norm_mlp(
             x,
@@ -171,5 +195,5 @@ class LayerNormMLP(nn.Module):
             dtype=self.dtype,
             activation=self.activation,
             quantizers=by_recipe,
-            layout=layout(self.rules),
+            layout=layout(self.rules, self.batch_first),
         )

@@ -6,8 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-import shardops as so
-from shardops.layers import axes, modules, states
+from shardops.layers import arguments, axes, modules, states
 from shardops.layers.axes import Layout
 from shardops.layers.projections import Norm, NormKind, Weights
 
@@ -19,7 +18,7 @@ OVERWRITE = "_overwrite_with_gradient"  # the collection that training loops rep
 
 def current(rules: Any) -> Any:
     """The rules of a module, else those of Flax's context."""
-    return nn.get_logical_axis_rules() if rules is None else modules.rules_of(rules)
+    return nn.get_logical_axis_rules() if rules is None else arguments.rules(rules)
 
 
 def sharding(names: Any, rules: Any) -> Any:
@@ -27,9 +26,9 @@ def sharding(names: Any, rules: Any) -> Any:
     return axes.on_mesh(None if names is None else tuple(names), current(rules))
 
 
-def layout(rules: Any) -> Layout:
+def layout(rules: Any, batch_first: bool) -> Layout:
     """Of the activations of a transformer layer."""
-    return Layout.of(current(rules))
+    return Layout.of(current(rules), batch_first)
 
 
 def param(
@@ -44,17 +43,19 @@ def param(
     """A parameter with logical axes."""
     if names is not None:
         init = modules.placed(init, names, current(rules))
+        own = None if rules is None else arguments.rules(rules)
         init = nn.with_logical_partitioning(
-            init, names, rules=None if rules is None else modules.rules_of(rules)
+            init, names, rules=() if modules.on_mixed_axes() else own
         )
     return module.param(name, init, tuple(shape), dtype)
 
 
 def weights_of(module: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Weights:
     """The kernel and the bias of a module with the fields of `Dense`."""
+    arguments.dtypes(op_of(module), getattr(module, "dtype", None), module.param_dtype)
     shape = (*inputs, *outputs)
     of_kernel, of_bias = modules.dense_axes(
-        shape, len(inputs), module.kernel_axes, module.bias_axes
+        shape, len(inputs), module.kernel_axes, module.bias_axes, current(module.rules)
     )
     init = modules.with_fan_in(module.kernel_init, len(inputs))
     kernel = param(module, "kernel", init, shape, module.param_dtype, of_kernel, module.rules)
@@ -66,40 +67,30 @@ def weights_of(module: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]) -
     return Weights(kernel, bias)
 
 
+def op_of(module: Any) -> str:
+    """What errors name: the user's module, where this one holds its parameters."""
+    return getattr(module, "op", type(module).__name__)
+
+
 def quantizers(module: Any, name: str = "quantizers") -> Any:
     """The quantisers of a product by the module's recipe; their state is a variable, if any."""
-    op, recipe = type(module).__name__, module.recipe
+    op, recipe, path = op_of(module), module.recipe, ".".join((*module.path, name))
     fresh = states.fresh(op, recipe)
     if fresh is None:
         return states.quantizers(op, recipe, None)
     if not module.is_initializing() and not module.has_variable(OVERWRITE, name):
-        return states.quantizers(op, recipe, None)
-    return states.quantizers(op, recipe, module.variable(OVERWRITE, name, lambda: fresh).value)
-
-
-def watch(variables: Any, *, overwrite: bool = True) -> Any:
-    """Variables, the cotangents of whose state of delayed scaling are what layers saw.
-
-    Begin the function that is differentiated with it, before loops over microbatches.
-
-        def loss(variables, batch):
-            variables = watch(variables)
-            ...
-
-        gradients = jax.grad(loss)(variables, batch)
-        state = gradients["_overwrite_with_gradient"]  # of the next step
-
-    Args:
-      overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
-    """
-    if OVERWRITE not in variables:
-        return variables
-    return {**variables, OVERWRITE: so.recipes.watch(variables[OVERWRITE], overwrite=overwrite)}
+        return states.quantizers(op, recipe, None, path)
+    state = module.variable(OVERWRITE, name, lambda: fresh).value
+    return states.quantizers(op, recipe, state, path)
 
 
 class Kernel(nn.Module):
-    """The parameters and quantisers of a dense layer, for a module that computes with them."""
+    """The parameters and quantisers of a dense layer, for a module that computes with them.
 
+    op: the name of that module, in errors.
+    """
+
+    op: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     use_bias: bool = True
@@ -119,6 +110,7 @@ class Kernel(nn.Module):
 class Scale(nn.Module):
     """The parameters of a norm, for a module that computes with them."""
 
+    op: str
     kind: NormKind
     num_features: int
     use_bias: bool = False
@@ -137,7 +129,9 @@ class Scale(nn.Module):
 
 def norm_of(module: Any, kind: NormKind, num_features: int) -> Norm:
     """The parameters of a module with the fields of `LayerNorm`; biases of a LayerNorm alone."""
-    names = modules.axes_for(type(module).__name__, "scale_axes", module.scale_axes, 1)
+    op = op_of(module)
+    arguments.dtypes(op, getattr(module, "dtype", None), module.param_dtype)
+    names = arguments.names(op, "scale_axes", module.scale_axes, 1)
     init = module.scale_init or (ZEROS if module.zero_centered_gamma else ONES)
     shape = (num_features,)
 

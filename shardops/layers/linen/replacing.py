@@ -1,15 +1,20 @@
 """An existing Linen model, its products and norms done by shardops."""
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
 
+from shardops.errors import wrong
 from shardops.layers import calls
 from shardops.layers.drop_in import DotGeneral
 from shardops.layers.projections import Norm, NormKind
 
 _KINDS: dict[Any, NormKind] = {nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}
+
+
+_FROM = "shardops_replaced_from"  # the user's class, on what is made of it
 
 
 def with_shardops(
@@ -22,12 +27,51 @@ def with_shardops(
     `nn.LayerNorm` and `nn.RMSNorm` over the last dim. The others stay as they are.
 
     Args:
-      model: any Linen module.
+      model: any Linen module; of one that is replaced already, the module before.
       recipe: of `so.recipes`, one without state; None: products of the operands as they are.
       methods: of the model, in which modules are replaced.
-    Returns: a module with the same attributes, variables and parameter names.
+    Returns: a module with the same attributes, variables and parameter names, which pickles where
+      the model does. Models that are equal give equal ones.
+    Raises: TypeError for what is no Linen module or no list of names, ValueError for a method that
+      the model does not have.
     """
-    dot_general = DotGeneral(recipe)
+    _check(model, methods)
+    kind = getattr(type(model), _FROM, type(model))
+    return _made(kind, recipe, tuple(methods), _fields(model))
+
+
+def _check(model: Any, methods: Any) -> None:
+    op = "with_shardops"
+    if not isinstance(model, nn.Module):
+        is_class = isinstance(model, type)
+        got = f"the class {model.__name__}" if is_class else f"a {type(model).__name__}"
+        fix = "Models of NNX are for shardops.layers.nnx.with_shardops."
+        raise TypeError(wrong(op, "model", got, "a Linen module", fix))
+    if isinstance(methods, str) or not isinstance(methods, Collection):
+        fix = "Pass a tuple of them."
+        raise TypeError(wrong(op, "methods", repr(methods), "names of methods", fix))
+    for name in methods:
+        if not callable(getattr(type(model), name, None)):
+            want = f"methods of {type(model).__name__}"
+            fix = "Name those in which it calls its layers."
+            raise ValueError(wrong(op, "methods", repr(name), want, fix))
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    return {
+        name: getattr(model, name)
+        for name, field in model.__dataclass_fields__.items()
+        if field.init and name != "parent"
+    }
+
+
+def _made(kind: Any, recipe: Any, methods: tuple[str, ...], fields: dict[str, Any]) -> Any:
+    return _replaced(kind, DotGeneral(recipe), methods)(**fields)
+
+
+@functools.cache
+def _replaced(kind: Any, dot_general: DotGeneral, methods: tuple[str, ...]) -> Any:
+    """One class for all models of a kind: classes that are made anew are equal to no other."""
 
     def intercepted(
         call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
@@ -36,11 +80,9 @@ def with_shardops(
         if context.method_name == "__call__":
             if isinstance(module, nn.Dense | nn.DenseGeneral):
                 _multiply_by(module, dot_general)
-            elif type(module) in _KINDS and _is_plain(module, args, kwargs):
+            elif _kind_of(module) is not None and _is_plain(module, args, kwargs):
                 return _normalised(module, args[0])
         return call(*args, **kwargs)
-
-    kind = type(model)
 
     def of(name: str) -> Any:
         method = getattr(kind, name)
@@ -51,13 +93,16 @@ def with_shardops(
 
         return replaced
 
-    replaced = type(kind.__name__, (kind,), {name: of(name) for name in methods})
-    fields = {
-        name: getattr(model, name)
-        for name, field in model.__dataclass_fields__.items()
-        if field.init and name != "parent"
-    }
-    return replaced(**fields)
+    def reduced(self: Any) -> Any:
+        """How it pickles: a class that is made is to be found under no name."""
+        return _made, (kind, dot_general.recipe, methods, _fields(self))
+
+    members = {"__reduce__": reduced, "__module__": kind.__module__, _FROM: kind}
+    return type(kind.__name__, (kind,), {**members, **{name: of(name) for name in methods}})
+
+
+def _kind_of(module: Any) -> NormKind | None:
+    return _KINDS.get(getattr(type(module), _FROM, type(module)))
 
 
 def _multiply_by(module: Any, dot_general: DotGeneral) -> None:
@@ -79,6 +124,6 @@ def _normalised(module: Any, x: Any) -> Any:
         return nn.unbox(module.get_variable("params", name))
 
     beta = of("bias") if getattr(module, "use_bias", False) else None
-    return calls.norm(
-        x, Norm(of("scale"), beta, _KINDS[type(module)], module.epsilon), module.dtype
-    )
+    kind = _kind_of(module)
+    assert kind is not None
+    return calls.norm(x, Norm(of("scale"), beta, kind, module.epsilon), module.dtype)

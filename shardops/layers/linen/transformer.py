@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from shardops.layers import calls, modules
+from shardops.layers import arguments, calls, modules
 from shardops.layers.attention import Implementation, MaskKind
 from shardops.layers.linen.joined import MLPParameters
 from shardops.layers.linen.parameters import (
@@ -15,6 +15,7 @@ from shardops.layers.linen.parameters import (
     Scale,
     current,
     layout,
+    op_of,
     quantizers,
 )
 from shardops.layers.projections import NormKind
@@ -29,7 +30,8 @@ def attention_parameters(
 
     kv_features: of keys and values made of another input; None: of the same.
     """
-    modules.check_split("MultiHeadAttention", heads, current(module.rules))
+    op = op_of(module)
+    modules.check_split(op, heads, current(module.rules))
     common = {
         "use_bias": module.use_bias,
         "param_dtype": module.param_dtype,
@@ -40,13 +42,14 @@ def attention_parameters(
     keys = (heads.num_kv_heads, heads.head_dim)
 
     def into_heads(name: str, inputs: int, shape: tuple[int, ...], names: Any) -> Any:
-        return Kernel((inputs,), shape, kernel_axes=names, name=name, **common)()[0]
+        return Kernel(op, (inputs,), shape, kernel_axes=names, name=name, **common)()[0]
 
     of_kv = features if kv_features is None else kv_features
     query = into_heads("query", features, queries, modules.QUERY)
     key = into_heads("key", of_kv, keys, modules.KEY_VALUE)
     value = into_heads("value", of_kv, keys, modules.KEY_VALUE)
     out, of_out = Kernel(
+        op,
         queries,
         (out_features,),
         kernel_axes=modules.OUT,
@@ -63,6 +66,7 @@ def attention_parameters(
 class AttentionParameters(nn.Module):
     """The four kernels of attention, for a transformer layer."""
 
+    op: str
     heads: Heads
     features: int
     use_bias: bool = False
@@ -88,6 +92,7 @@ class MultiHeadAttention(nn.Module):
       mask_kind: "none" | "causal" | "padding" | "padding_causal".
       rope_theta: base of rotary positions; None: none.
       implementation: None | "cudnn" | "softmax": see `attention`.
+      batch_first: whether x, kv and the result are [batch, length, ...], or [length, batch, ...].
       dtype, param_dtype, kernel_init, use_bias, rules, recipe: as in `Dense`. Logical axes are
         those of `shardops.layers.axes`.
     Parameters: query, key, value, out, each with kernel and bias, as in
@@ -104,6 +109,7 @@ class MultiHeadAttention(nn.Module):
     rope_theta: float | None = None
     implementation: Implementation = None
     use_bias: bool = True
+    batch_first: bool = True
     dtype: Any = None
     param_dtype: Any = jnp.float32
     kernel_init: Any = KERNEL_INIT
@@ -126,14 +132,20 @@ class MultiHeadAttention(nn.Module):
           lengths: [batch], with the mask kinds of padding: how many keys of each sequence count.
           mask: bool, True where a query sees a key, broadcasting to [batch, heads, q, k].
           positions: [batch, length] or [length], of rotary positions; None: counted from 0.
+        These three are as they are here with either `batch_first`.
         """
+        op = "MultiHeadAttention"
+        x = arguments.array(op, "x", x)
+        kv = None if kv is None else arguments.array(op, "kv", kv)
+        check.flag(op, "batch_first", self.batch_first)
+        arguments.dtypes(op, self.dtype, self.param_dtype)
         features = x.shape[-1]
         heads = Heads.of(
             features if self.qkv_features is None else self.qkv_features,
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
-            op="MultiHeadAttention",
+            op=op,
             mask_kind=self.mask_kind,
             rope_theta=self.rope_theta,
             implementation=self.implementation,
@@ -149,7 +161,7 @@ class MultiHeadAttention(nn.Module):
             dtype=self.dtype,
             tokens=Tokens(lengths, mask, positions),
             quantizers=by_recipe,
-            layout=layout(self.rules),
+            layout=layout(self.rules, self.batch_first),
         )
 
 
@@ -188,6 +200,7 @@ class TransformerLayer(nn.Module):
     implementation: Implementation = None
     use_bias: bool = False
     keep_gathered: bool = False
+    batch_first: bool = True
     dtype: Any = None
     param_dtype: Any = jnp.float32
     kernel_init: Any = KERNEL_INIT
@@ -204,8 +217,12 @@ class TransformerLayer(nn.Module):
         positions: jax.Array | None = None,
     ) -> jax.Array:
         """One layer of x [batch, length, features]. Arguments as in `MultiHeadAttention`."""
+        op = "TransformerLayer"
+        x = arguments.array(op, "x", x)
         features = x.shape[-1]
-        check.one_of("TransformerLayer", "norm", self.norm, NORMS)
+        check.one_of(op, "norm", self.norm, NORMS)
+        check.flag(op, "batch_first", self.batch_first)
+        arguments.dtypes(op, self.dtype, self.param_dtype)
         heads = modules.heads_of(
             self.kind,
             self.padded,
@@ -222,12 +239,13 @@ class TransformerLayer(nn.Module):
             "rules": self.rules,
         }
         norms = {"epsilon": self.epsilon, "zero_centered_gamma": self.zero_centered_gamma}
-        norm = Scale(self.norm, features, name="attention_norm", **norms, **common)()
+        norm = Scale(op, self.norm, features, name="attention_norm", **norms, **common)()
         common |= {"kernel_init": self.kernel_init, "recipe": self.recipe}
         of_attention, attention_by = AttentionParameters(
-            heads, features, name="attention", **common
+            op, heads, features, name="attention", **common
         )()
         mlp_norm, of_mlp, mlp_by = MLPParameters(
+            op,
             features,
             self.hidden_features,
             activation=self.activation,
@@ -236,7 +254,7 @@ class TransformerLayer(nn.Module):
             **norms,
             **common,
         )()
-        lies = layout(self.rules)
+        lies = layout(self.rules, self.batch_first)
         return calls.layer(
             x,
             (norm, mlp_norm),
@@ -246,5 +264,5 @@ class TransformerLayer(nn.Module):
             activation=self.activation,
             tokens=Tokens(lengths, mask, positions),
             quantizers=(attention_by, mlp_by),
-            layout=lies.gathering() if self.keep_gathered else lies,
+            layout=modules.gathering(op, x, lies) if self.keep_gathered else lies,
         )

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 import shardops as so
-from shardops.layers import calls, modules
+from shardops.errors import wrong
+from shardops.layers import arguments, calls, modules
+from shardops.layers.activations import check_activation
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.parameters import Ruled, param, quantizers, state_of, value
 from shardops.layers.projections import Norm, NormKind, Weights
@@ -57,12 +59,17 @@ class Dense(Ruled):
         rngs: nnx.Rngs,
     ) -> None:
         super().__init__(rules)
-        inputs, outputs = modules.tuple_of(in_features), modules.tuple_of(features)
+        inputs = arguments.counts("Dense", "in_features", in_features)
+        outputs = arguments.counts("Dense", "features", features)
         self.axis = modules.axis_for(inputs, axis)
+        check_activation("Dense", activation)
+        arguments.dtypes("Dense", dtype, param_dtype)
         self.activation, self.dtype, self.recipe = activation, dtype, recipe
         self.out_axes = None if out_axes is None else tuple(out_axes)
         shape = (*inputs, *outputs)
-        of_kernel, of_bias = modules.dense_axes(shape, len(inputs), kernel_axes, bias_axes)
+        of_kernel, of_bias = modules.dense_axes(
+            shape, len(inputs), kernel_axes, bias_axes, self.rules
+        )
         init = modules.with_fan_in(kernel_init, len(inputs))
         self.kernel = param(init, rngs, shape, param_dtype, of_kernel, self.rules)
         bias = (
@@ -82,7 +89,7 @@ class Dense(Ruled):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return calls.dense(
-            x,
+            arguments.array("Dense", "x", x),
             self.weights(),
             self.axis,
             dtype=self.dtype,
@@ -110,9 +117,11 @@ class _Norm(Ruled):
     ) -> None:
         super().__init__(rules)
         self.epsilon, self.zero_centered_gamma, self.dtype = epsilon, zero_centered_gamma, dtype
-        names = modules.axes_for(type(self).__name__, "scale_axes", scale_axes, 1)
+        op = type(self).__name__
+        arguments.dtypes(op, dtype, param_dtype)
+        names = arguments.names(op, "scale_axes", scale_axes, 1)
         init = scale_init or (ZEROS if zero_centered_gamma else ONES)
-        shape = (num_features,)
+        shape = (arguments.count(op, "num_features", num_features),)
         self.scale = param(init, rngs, shape, param_dtype, names, self.rules)
         bias = param(bias_init, rngs, shape, param_dtype, names, self.rules) if use_bias else None
         self.bias = nnx.data(bias)
@@ -125,6 +134,7 @@ class _Norm(Ruled):
         return Norm(value(self.scale), beta, self.kind, self.epsilon, self.zero_centered_gamma)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = arguments.array(type(self).__name__, "x", x)
         return calls.norm(x, self.norm(), self.dtype)
 
 
@@ -153,6 +163,12 @@ class RMSNorm(_Norm):
     """
 
     kind = "rms_norm"
+
+    def __init__(self, num_features: int, **options: Any) -> None:
+        if options.get("use_bias"):
+            fix = "It has none; take LayerNorm."
+            raise ValueError(wrong("RMSNorm", "use_bias", "True", "False", fix))
+        super().__init__(num_features, **options)
 
 
 def norm_of(kind: NormKind, num_features: int, op: str, **options: Any) -> _Norm:

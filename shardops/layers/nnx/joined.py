@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from shardops.layers import calls, modules
+from shardops.layers import arguments, calls, modules
 from shardops.layers.activations import check_gated
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
 from shardops.layers.nnx.parameters import Ruled
 from shardops.layers.projections import NormKind
 from shardops.layers.transformer import MLPWeights
+from shardops.primitives import check
 
 
 class LayerNormDense(Ruled):
@@ -45,6 +46,7 @@ class LayerNormDense(Ruled):
         **dense: Any,
     ) -> None:
         super().__init__(rules)
+        arguments.count("LayerNormDense", "in_features", in_features)
         self.norm = norm_of(
             norm,
             in_features,
@@ -68,7 +70,7 @@ class LayerNormDense(Ruled):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return calls.norm_dense(
-            x,
+            arguments.array("LayerNormDense", "x", x),
             self.norm.norm(),
             self.dense.weights(),
             dtype=self.dense.dtype,
@@ -85,6 +87,7 @@ class LayerNormMLP(Ruled):
       features: of x and of the result.
       hidden_features: between the two.
       activation: one, or a pair for a gate, as in `so.layer_norm_mlp`.
+      batch_first: whether x is [batch, length, features], or [length, batch, features].
       The others: as in `LayerNormDense`. Logical axes are those of `shardops.layers.axes`.
     Parameters: norm.scale, norm.bias, up.kernel [d, f] or, for a gate, [d, 2, f], up.bias,
     down.kernel, down.bias.
@@ -104,12 +107,17 @@ class LayerNormMLP(Ruled):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         kernel_init: Any = KERNEL_INIT,
+        batch_first: bool = True,
         rules: Rules | None = None,
         recipe: Any = None,
         rngs: nnx.Rngs,
     ) -> None:
         super().__init__(rules)
         check_gated("LayerNormMLP", activation)
+        arguments.count("LayerNormMLP", "features", features)
+        arguments.count("LayerNormMLP", "hidden_features", hidden_features)
+        arguments.dtypes("LayerNormMLP", dtype, param_dtype)
+        self.batch_first = check.flag("LayerNormMLP", "batch_first", batch_first)
         self.activation, self.dtype = activation, dtype
         self.hidden_features = hidden_features
         common = {"param_dtype": param_dtype, "rules": rules, "rngs": rngs}
@@ -147,11 +155,11 @@ class LayerNormMLP(Ruled):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return calls.norm_mlp(
-            x,
+            arguments.array("LayerNormMLP", "x", x),
             self.norm.norm(),
             self.weights(),
             dtype=self.dtype,
             activation=self.activation,
             quantizers=self.by_recipe(),
-            layout=self.layout(),
+            layout=self.layout(self.batch_first),
         )

@@ -3,16 +3,32 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from flax import nnx
 from flax.linen import get_logical_axis_rules
+from jax.sharding import PartitionSpec
 
 import shardops as so
-from shardops.layers import axes, modules, states
+from shardops.errors import wrong
+from shardops.layers import arguments, axes, modules, states
 from shardops.layers.axes import Layout, Rules
 
 
 class QuantizerState(nnx.Variable):
-    """The state of delayed scaling of one product: a `DenseQuantizers`."""
+    """The state of delayed scaling of one product: a `DenseQuantizers`.
+
+    Each of its arrays is whole on every device. Flax asks variables for one spec, or gives them
+    one, as to arrays: here it is that of all of them.
+    """
+
+    @property
+    def sharding(self) -> PartitionSpec:
+        return PartitionSpec()
+
+    def replace(self, *value: Any, **options: Any) -> Any:
+        if value and (value[0] is None or isinstance(value[0], PartitionSpec)):
+            value = (jax.tree.map(lambda _: PartitionSpec(), self.get_value()),)
+        return super().replace(*value, **options)
 
 
 def watch(model: Any, *, overwrite: bool = True) -> Any:
@@ -39,11 +55,16 @@ def param(
     init: Any, rngs: nnx.Rngs, shape: Sequence[int], dtype: Any, names: Any, rules: Rules
 ) -> nnx.Param:
     """A parameter with logical axes, placed on the mesh if there is one and a rule for each."""
+    if not isinstance(rngs, nnx.Rngs):
+        got, fix = f"a {type(rngs).__name__}", "Pass nnx.Rngs(0), or that of the model."
+        raise TypeError(wrong("layers", "rngs", got, "an nnx.Rngs", fix))
     if names is not None:
         metadata: dict[str, Any] = {}
-        if rules and rules != modules.rules_of(get_logical_axis_rules()):
+        if rules and rules != arguments.rules(get_logical_axis_rules()):
             metadata["sharding_rules"] = rules  # Flax knows those of its context
         eager = nnx.using_eager_sharding() and axes.resolvable(names, rules)
+        if eager and modules.on_mixed_axes():
+            init, eager = modules.placed(init, names, rules), False
         init = nnx.with_partitioning(init, names, eager_sharding=eager, **metadata)
     return nnx.Param(init(rngs.params(), tuple(shape), dtype))
 
@@ -57,15 +78,15 @@ class Ruled(nnx.Module):
     """A module with rules for logical axes: its own, else those of Flax's context."""
 
     def __init__(self, rules: Rules | None) -> None:
-        self.rules = modules.rules_of(get_logical_axis_rules() if rules is None else rules)
+        self.rules = arguments.rules(get_logical_axis_rules() if rules is None else rules)
 
     def sharding(self, names: Any) -> Any:
         """Of an activation, where it is called."""
         return axes.on_mesh(names, self._current())
 
-    def layout(self) -> Layout:
+    def layout(self, batch_first: bool) -> Layout:
         """Of the activations of a transformer layer."""
-        return Layout.of(self._current())
+        return Layout.of(self._current(), batch_first)
 
     def _current(self) -> Any:
         return self.rules or get_logical_axis_rules()

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from shardops.errors import wrong
 from shardops.layers import calls
 from shardops.layers.drop_in import DotGeneral
 from shardops.layers.nnx.parameters import value
@@ -30,6 +31,10 @@ class _RMSNorm(nnx.RMSNorm):
         return calls.norm(x, Norm(value(self.scale), epsilon=self.epsilon), self.dtype)
 
 
+class _Product(DotGeneral):
+    """Of `with_shardops`, not of the model's own: another call may replace it."""
+
+
 _NORMS = {nnx.LayerNorm: _LayerNorm, nnx.RMSNorm: _RMSNorm}
 
 
@@ -41,16 +46,22 @@ def with_shardops(model: Any, recipe: Any = None) -> Any:
     `nnx.LayerNorm` and `nnx.RMSNorm` over the last dim. The others stay as they are.
 
     Args:
-      model: any NNX module.
+      model: any NNX module, one that is replaced already too.
       recipe: of `so.recipes`, one without state; None: products of the operands as they are.
     Returns: a module of the same structure, state and parameter names.
+    Raises: TypeError for what is no NNX module.
     """
+    if not isinstance(model, nnx.Module):
+        is_class = isinstance(model, type)
+        got = f"the class {model.__name__}" if is_class else f"a {type(model).__name__}"
+        fix = "Models of Linen are for shardops.layers.linen.with_shardops."
+        raise TypeError(wrong("with_shardops", "model", got, "an NNX module", fix))
     model = nnx.clone(model)
-    dot_general = DotGeneral(recipe)
+    dot_general = _Product(recipe)
     for _, module in nnx.iter_modules(model):
         if isinstance(module, nnx.Linear | nnx.LinearGeneral):
-            own = getattr(module, "dot_general_cls", None)
-            if own is None and module.dot_general in (None, jax.lax.dot_general):
+            now, own = module.dot_general, getattr(module, "dot_general_cls", None)
+            if own is None and (now in (None, jax.lax.dot_general) or isinstance(now, _Product)):
                 module.dot_general = dot_general
         replacement = _NORMS.get(type(module))
         if replacement is not None and _over_last_dim(module):

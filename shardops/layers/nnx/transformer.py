@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from shardops.layers import calls, modules
+from shardops.errors import wrong
+from shardops.layers import arguments, calls, modules
 from shardops.layers.attention import Implementation, MaskKind
 from shardops.layers.axes import Rules
 from shardops.layers.nnx.basic import KERNEL_INIT, Dense, norm_of
@@ -14,6 +15,7 @@ from shardops.layers.nnx.joined import LayerNormMLP
 from shardops.layers.nnx.parameters import Ruled, quantizers, state_of
 from shardops.layers.projections import NormKind
 from shardops.layers.transformer import AttentionWeights, Heads, Tokens
+from shardops.primitives import check
 
 
 class MultiHeadAttention(Ruled):
@@ -29,6 +31,7 @@ class MultiHeadAttention(Ruled):
       mask_kind: "none" | "causal" | "padding" | "padding_causal".
       rope_theta: base of rotary positions; None: none.
       implementation: None | "cudnn" | "softmax": see `attention`.
+      batch_first: whether x, kv and the result are [batch, length, ...], or [length, batch, ...].
       dtype, param_dtype, kernel_init, use_bias, rules, recipe: as in `Dense`. Logical axes are
         those of `shardops.layers.axes`.
     Parameters: query, key, value, out, each with kernel and bias, as in `nnx.MultiHeadAttention`.
@@ -49,6 +52,7 @@ class MultiHeadAttention(Ruled):
         rope_theta: float | None = None,
         implementation: Implementation = None,
         use_bias: bool = True,
+        batch_first: bool = True,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         kernel_init: Any = KERNEL_INIT,
@@ -57,18 +61,22 @@ class MultiHeadAttention(Ruled):
         rngs: nnx.Rngs,
     ) -> None:
         super().__init__(rules)
+        op = "MultiHeadAttention"
+        arguments.count(op, "in_features", in_features)
+        arguments.dtypes(op, dtype, param_dtype)
         heads = Heads.of(
             in_features if qkv_features is None else qkv_features,
             num_heads,
             num_kv_heads,
             head_dim,
-            op="MultiHeadAttention",
+            op=op,
             mask_kind=mask_kind,
             rope_theta=rope_theta,
             implementation=implementation,
         )
-        modules.check_split("MultiHeadAttention", heads, self.rules)
+        modules.check_split(op, heads, self.rules)
         self.heads, self.dtype, self.recipe = heads, dtype, recipe
+        self.batch_first = check.flag(op, "batch_first", batch_first)
         common = {
             "use_bias": use_bias,
             "param_dtype": param_dtype,
@@ -92,7 +100,6 @@ class MultiHeadAttention(Ruled):
             recipe=recipe,
             **common,
         )
-        op = "MultiHeadAttention"
         self.qkv_quantizers = state_of(op, recipe)
         self.kv_quantizers = state_of(op, None if in_kv_features is None else recipe)
 
@@ -110,6 +117,9 @@ class MultiHeadAttention(Ruled):
         Raises: ValueError where one of them has no state.
         """
         op = "MultiHeadAttention"
+        if cross and self.qkv_quantizers is not None and self.kv_quantizers is None:
+            want, fix = "a DenseQuantizers", "Make the module with in_kv_features, those of kv."
+            raise ValueError(wrong(op, "delayed state of kv", "missing", want, fix))
         into = quantizers(op, self.recipe, self.qkv_quantizers)
         of_kv = quantizers(op, self.recipe, self.kv_quantizers) if cross else None
         return into, self.out.by_recipe(), of_kv
@@ -129,16 +139,18 @@ class MultiHeadAttention(Ruled):
           lengths: [batch], with the mask kinds of padding: how many keys of each sequence count.
           mask: bool, True where a query sees a key, broadcasting to [batch, heads, q, k].
           positions: [batch, length] or [length], of rotary positions; None: counted from 0.
+        These three are as they are here with either `batch_first`.
         """
+        op = "MultiHeadAttention"
         return calls.attend(
-            x,
-            kv,
+            arguments.array(op, "x", x),
+            None if kv is None else arguments.array(op, "kv", kv),
             self.weights(),
             self.heads,
             dtype=self.dtype,
             tokens=Tokens(lengths, mask, positions),
             quantizers=self.by_recipe(kv is not None),
-            layout=self.layout(),
+            layout=self.layout(self.batch_first),
         )
 
 
@@ -182,6 +194,7 @@ class TransformerLayer(Ruled):
         implementation: Implementation = None,
         use_bias: bool = False,
         keep_gathered: bool = False,
+        batch_first: bool = True,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         kernel_init: Any = KERNEL_INIT,
@@ -190,6 +203,9 @@ class TransformerLayer(Ruled):
         rngs: nnx.Rngs,
     ) -> None:
         super().__init__(rules)
+        arguments.count("TransformerLayer", "features", features)
+        arguments.count("TransformerLayer", "hidden_features", hidden_features)
+        arguments.dtypes("TransformerLayer", dtype, param_dtype)
         heads = modules.heads_of(
             kind,
             padded,
@@ -204,7 +220,7 @@ class TransformerLayer(Ruled):
         common = {"use_bias": use_bias, "param_dtype": param_dtype, "rules": rules, "rngs": rngs}
         norms = {"epsilon": epsilon, "zero_centered_gamma": zero_centered_gamma}
         self.attention_norm = norm_of(norm, features, "TransformerLayer", **norms, **common)
-        common |= {"kernel_init": kernel_init, "recipe": recipe}
+        common |= {"kernel_init": kernel_init, "recipe": recipe, "batch_first": batch_first}
         self.attention = MultiHeadAttention(
             num_heads,
             features,
@@ -228,7 +244,10 @@ class TransformerLayer(Ruled):
         positions: jax.Array | None = None,
     ) -> jax.Array:
         """One layer of x [batch, length, features]. Arguments as in `MultiHeadAttention`."""
-        layout = self.layout()
+        x = arguments.array("TransformerLayer", "x", x)
+        layout = self.layout(self.mlp.batch_first)
+        if self.keep_gathered:
+            layout = modules.gathering("TransformerLayer", x, layout)
         return calls.layer(
             x,
             (self.attention_norm.norm(), self.mlp.norm.norm()),
@@ -238,5 +257,5 @@ class TransformerLayer(Ruled):
             activation=self.mlp.activation,
             tokens=Tokens(lengths, mask, positions),
             quantizers=(self.attention.by_recipe(), self.mlp.by_recipe()),
-            layout=layout.gathering() if self.keep_gathered else layout,
+            layout=layout,
         )
