@@ -5,8 +5,9 @@
 Of each candidate: microseconds of two runs, and what cublasLtMatmulAlgoConfigGetAttribute says.
 Then the first candidate where something else is asked for: alignments of 256 bytes rather than 16,
 more or less workspace, any reduction of a split k. With --models: once, the products of layers of
-transformers, forward and backward, in bfloat16, and forward with 8-bit operands of one scale. Needs
-a GPU.
+transformers, forward and backward, in bfloat16, and forward with 8-bit operands of one scale: time
+of the first over that of the one that `gemm_ranking` takes, and over that of the best, which is
+shown. Needs a GPU.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gemm_times import MORE_SHAPES, SHAPES
-from shardops.kernels import library
+from shardops.kernels import gemm_ranking, library
 
 WORKSPACE = 32 << 20
 LIMIT = 16  # more than it has
@@ -37,7 +38,7 @@ LAYERS = (  # elements in and out
 )
 # cublasLtMatmulAlgoConfigAttributes_t: number and bytes.
 SETTINGS = {
-    "id": (0, 4),
+    "kernel": (0, 4),
     "tile": (1, 4),
     "split": (2, 4),
     "reduction": (3, 4),
@@ -90,17 +91,18 @@ def of_models() -> Iterator[dict[str, Any]]:
         }
         for name, product in products.items():
             candidates = measure(product)
-            first, best = candidates[0], min(candidates, key=lambda c: c["microseconds"])
-            gain = first["microseconds"][0] / best["microseconds"][0]
-            print(f"{name:8} {rows}x{out}x{width}: {gain:.3f} {_line(best)}", flush=True)
+            taken = gemm_ranking.preferred(candidates, _asked(product))
+            best = min(candidates, key=lambda c: c["microseconds"])
+            first, *others = (c["microseconds"][0] for c in (candidates[0], taken, best))
+            gains = " ".join(f"{first / other:.3f}" for other in others)
+            print(f"{name:8} {rows}x{out}x{width}: {gains} {_line(best)}", flush=True)
             yield {"product": product, "candidates": candidates}
 
 
 def measure(product: Mapping[str, int], runs: int = 1) -> list[dict[str, Any]]:
     """The candidates of a product, in the heuristic's order."""
-    asked = {"type": BFLOAT16, "out_type": BFLOAT16, "workspace_bytes": WORKSPACE, **product}
     query = library.core().gemm_query
-    timed = [query(device=0, limit=LIMIT, timed=True, **asked) for _ in range(runs)]
+    timed = [query(device=0, limit=LIMIT, timed=True, **_asked(product)) for _ in range(runs)]
     return [
         {
             "microseconds": [c["microseconds"] for c in both],
@@ -110,6 +112,10 @@ def measure(product: Mapping[str, int], runs: int = 1) -> list[dict[str, Any]]:
         }
         for both in zip(*timed, strict=True)
     ]
+
+
+def _asked(product: Mapping[str, int]) -> dict[str, int]:
+    return {"type": BFLOAT16, "out_type": BFLOAT16, "workspace_bytes": WORKSPACE, **product}
 
 
 def settings(algorithm: bytes) -> dict[str, int]:
