@@ -1,27 +1,44 @@
-"""Times what cuBLASLt's heuristic offers for bfloat16 products, in its order, with their settings.
+"""Times what cuBLASLt's heuristic offers for products, in its order, with their settings.
 
-    python benchmarks/gemm_candidates.py [--limit 16] [--json FILE]
+    python benchmarks/gemm_candidates.py [--models] [--json FILE]
 
 Of each candidate: microseconds of two runs, and what cublasLtMatmulAlgoConfigGetAttribute says.
 Then the first candidate where something else is asked for: alignments of 256 bytes rather than 16,
-more or less workspace, any reduction of a split k. Needs a GPU.
+more or less workspace, any reduction of a split k. With --models: once, the products of layers of
+transformers, forward and backward, in bfloat16, and forward with 8-bit operands of one scale: time
+of the first over that of the one that `gemm_ranking` takes, and over that of the best, which is
+shown. Needs a GPU.
 """
 
 import argparse
 import ctypes
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gemm_times import MORE_SHAPES, SHAPES
-from shardops.kernels import library
+from shardops.kernels import gemm_ranking, library
 
 WORKSPACE = 32 << 20
-BFLOAT16 = 14  # cudaDataType
+LIMIT = 16  # more than it has
+BFLOAT16, E4M3 = 14, 28  # cudaDataType
+EIGHT_BITS = {"type": E4M3, "transb": 1, "scale_a": 1, "scale_b": 1, "fast_accum": 1}
+ROWS = (512, 2048, 4096, 8192, 16384)
+LAYERS = (  # elements in and out
+    (2048, 8192),
+    (4096, 4096),
+    (4096, 6144),
+    (4096, 14336),
+    (14336, 4096),
+    (5120, 13824),
+    (8192, 8192),
+    (8192, 28672),
+)
 # cublasLtMatmulAlgoConfigAttributes_t: number and bytes.
 SETTINGS = {
-    "id": (0, 4),
+    "kernel": (0, 4),
     "tile": (1, 4),
     "split": (2, 4),
     "reduction": (3, 4),
@@ -41,30 +58,51 @@ VARIANTS: dict[str, dict[str, int]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit", type=int, default=16)
+    parser.add_argument("--models", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = []
-    for m, n, k in (*SHAPES, *MORE_SHAPES):
-        print(f"{m}x{n}x{k}")
-        candidates = measure((m, n, k), options.limit)
-        for number, candidate in enumerate(candidates):
-            print(f"  {number:2} {_line(candidate)}")
-        variants = {name: measure((m, n, k), 1, **also)[0] for name, also in VARIANTS.items()}
-        for name, candidate in variants.items():
-            print(f"     {_line(candidate)}  {name}", flush=True)
-        found.append({"shape": (m, n, k), "candidates": candidates, "variants": variants})
+    found = list(of_models() if options.models else of_shapes())
     if options.json:
         options.json.write_text(json.dumps(found))
 
 
-def measure(shape: tuple[int, int, int], limit: int, **also: int) -> list[dict[str, Any]]:
+def of_shapes() -> Iterator[dict[str, Any]]:
+    for m, n, k in (*SHAPES, *MORE_SHAPES):
+        print(f"{m}x{n}x{k}")
+        candidates = measure({"m": m, "n": n, "k": k}, runs=2)
+        for number, candidate in enumerate(candidates):
+            print(f"  {number:2} {_line(candidate)}")
+        variants = {
+            name: measure({"m": m, "n": n, "k": k} | also, runs=2)[0]
+            for name, also in VARIANTS.items()
+        }
+        for name, candidate in variants.items():
+            print(f"     {_line(candidate)}  {name}", flush=True)
+        yield {"product": {"m": m, "n": n, "k": k}, "candidates": candidates}
+
+
+def of_models() -> Iterator[dict[str, Any]]:
+    for rows, (width, out) in itertools.product(ROWS, LAYERS):
+        products = {
+            "forward": {"m": rows, "n": out, "k": width},
+            "to lhs": {"m": rows, "n": width, "k": out, "transb": 1},
+            "to rhs": {"m": width, "n": out, "k": rows, "transa": 1},
+            "8 bits": {"m": rows, "n": out, "k": width, **EIGHT_BITS},
+        }
+        for name, product in products.items():
+            candidates = measure(product)
+            taken = gemm_ranking.preferred(candidates, _asked(product))
+            best = min(candidates, key=lambda c: c["microseconds"])
+            first, *others = (c["microseconds"][0] for c in (candidates[0], taken, best))
+            gains = " ".join(f"{first / other:.3f}" for other in others)
+            print(f"{name:8} {rows}x{out}x{width}: {gains} {_line(best)}", flush=True)
+            yield {"product": product, "candidates": candidates}
+
+
+def measure(product: Mapping[str, int], runs: int = 1) -> list[dict[str, Any]]:
     """The candidates of a product, in the heuristic's order."""
-    m, n, k = shape
-    asked = {"m": m, "n": n, "k": k, "type": BFLOAT16, "out_type": BFLOAT16}
-    asked |= {"workspace_bytes": WORKSPACE, **also}
     query = library.core().gemm_query
-    runs = [query(device=0, limit=limit, timed=True, **asked) for _ in range(2)]
+    timed = [query(device=0, limit=LIMIT, timed=True, **_asked(product)) for _ in range(runs)]
     return [
         {
             "microseconds": [c["microseconds"] for c in both],
@@ -72,8 +110,12 @@ def measure(shape: tuple[int, int, int], limit: int, **also: int) -> list[dict[s
             "workspace": both[0]["workspace_bytes"],
             **settings(both[0]["algo"]),
         }
-        for both in zip(*runs, strict=True)
+        for both in zip(*timed, strict=True)
     ]
+
+
+def _asked(product: Mapping[str, int]) -> dict[str, int]:
+    return {"type": BFLOAT16, "out_type": BFLOAT16, "workspace_bytes": WORKSPACE, **product}
 
 
 def settings(algorithm: bytes) -> dict[str, int]:

@@ -50,6 +50,7 @@ ffi::Error CublasLt::FindFunctions() {
   library.Find("cublasLtMatmulPreferenceSetAttribute", f.MatmulPreferenceSetAttribute, missing);
   library.Find("cublasLtMatmulAlgoGetHeuristic", f.MatmulAlgoGetHeuristic, missing);
   library.Find("cublasLtMatmulAlgoCheck", f.MatmulAlgoCheck, missing);
+  library.Find("cublasLtMatmulAlgoConfigGetAttribute", f.MatmulAlgoConfigGetAttribute, missing);
   library.Find("cublasLtMatmul", f.Matmul, missing);
   if (missing.empty()) return ffi::Error::Success();
   return Failed(kGemmOp, "the cuBLASLt library lacks " + missing + ". Install version 12 or 13.");

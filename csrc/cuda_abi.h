@@ -167,6 +167,9 @@ enum class PrefAttr : uint32_t {
   kMinAlignD = 8,
 };
 
+// What an algorithm is: each a 32-bit number.
+enum class AlgoAttr : uint32_t { kKernel = 0, kTile = 1, kSplit = 2 };
+
 // How the parts of a split k are summed: in the compute type, or in place or apart in that of the
 // result.
 enum class Reduction : uint32_t { kInPlace = 1, kComputeType = 2, kOutputType = 4 };
@@ -189,6 +192,7 @@ struct Functions {
                                    int requested, HeuristicResult*, int* found);
   Status (*MatmulAlgoCheck)(Handle, Desc, Layout a, Layout b, Layout c, Layout d, const Algo*,
                             HeuristicResult*);
+  Status (*MatmulAlgoConfigGetAttribute)(const Algo*, AlgoAttr, void*, size_t, size_t* written);
   Status (*Matmul)(Handle, Desc, const void* alpha, const void* a, Layout, const void* b, Layout,
                    const void* beta, const void* c, Layout, void* d, Layout, const Algo*,
                    void* workspace, size_t workspace_bytes, cu::Stream);

@@ -82,6 +82,15 @@ GemmProblem ProblemFrom(const py::kwargs& attributes) {
   return p;
 }
 
+// What an algorithm says of itself; -1 where it does not.
+int32_t Setting(const lt::Algo& algo, lt::AlgoAttr attr) {
+  int32_t value = -1;
+  size_t written = 0;
+  const lt::Status s = CublasLt::Get().functions().MatmulAlgoConfigGetAttribute(
+      &algo, attr, &value, sizeof(value), &written);
+  return s == lt::Status::kSuccess ? value : -1;
+}
+
 py::list GemmQuery(int device, int limit, bool timed, const py::kwargs& attributes) {
   if (limit < 1) Raise(InvalidAttribute(kGemmOp, "limit", limit, "at least 1"));
   auto plan = Value(GemmPlan::Make(ProblemFrom(attributes)));
@@ -108,6 +117,9 @@ py::list GemmQuery(int device, int limit, bool timed, const py::kwargs& attribut
     candidate["algo_version"] = CublasLt::Get().version();
     candidate["workspace_bytes"] = r.workspace_bytes;
     candidate["waves"] = r.waves;
+    candidate["kernel"] = Setting(r.algo, lt::AlgoAttr::kKernel);
+    candidate["tile"] = Setting(r.algo, lt::AlgoAttr::kTile);
+    candidate["split"] = Setting(r.algo, lt::AlgoAttr::kSplit);
     if (timed) candidate["microseconds"] = times[i];
     candidates.append(candidate);
   }
@@ -163,7 +175,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("device_name", &DeviceName, py::arg("device"), "As nvidia-smi shows it.");
   m.def("gemm_query", &GemmQuery, py::arg("device"), py::arg("limit"), py::arg("timed") = false,
         "The algorithms for a GEMM with the given attributes, the fastest by cuBLASLt's heuristic "
-        "first: dicts of algo, algo_version, workspace_bytes, waves. Empty where it has none. "
+        "first: dicts of algo, algo_version, workspace_bytes, waves, and kernel, tile and split as "
+        "cublasLtMatmulAlgoConfigAttributes_t has them. Empty where it has none. "
         "Timed, each one runs on the device and has its microseconds too; MemoryError where the "
         "memory for that is missing.");
   m.def("counters", &Counters, "How often each thing happened in this process.");

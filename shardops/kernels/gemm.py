@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import backend
 
 from shardops import config
-from shardops.kernels import autotune, library
+from shardops.kernels import autotune, gemm_ranking, library
 from shardops.kernels.gemm_layout import Layout, layout
 from shardops.kernels.gemm_padding import padded
 from shardops.kernels.target import current_target
@@ -241,8 +241,8 @@ def custom_call(
 
 
 def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
-    """The attributes that say how: cuBLASLt's favourite here, or with SHARDOPS_AUTOTUNE=1 the
-    fastest; None where it has none.
+    """The attributes that say how: of cuBLASLt's candidates here the one expected to be fastest, or
+    with SHARDOPS_AUTOTUNE=1 the one that is; None where it has none.
 
     A process without CUDA devices leaves the choice to the one that runs the program.
     """
@@ -255,11 +255,14 @@ def _algorithm(attributes: dict[str, int]) -> dict[str, Any] | None:
         found = autotune.tuned(extension, device, attributes, _WORKSPACE_LIMIT)
     if found is None:
         candidates = extension.gemm_query(
-            device=device, limit=1, **attributes, workspace_bytes=_WORKSPACE_LIMIT
+            device=device,
+            limit=gemm_ranking.MOST,
+            **attributes,
+            workspace_bytes=_WORKSPACE_LIMIT,
         )
         if not candidates:
             return None
-        found = candidates[0]
+        found = gemm_ranking.preferred(candidates, attributes)
     return {
         "algo": np.frombuffer(found["algo"], np.uint8),
         "algo_version": np.int64(found["algo_version"]),

@@ -195,6 +195,9 @@ CHECK_VALUE(kRelu, CUBLASLT_EPILOGUE_RELU);
 CHECK_VALUE(kRelu + kBias, CUBLASLT_EPILOGUE_RELU_BIAS);
 
 CHECK_VALUE(lt::PrefAttr::kMaxWorkspace, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+CHECK_VALUE(lt::AlgoAttr::kKernel, CUBLASLT_ALGO_CONFIG_ID);
+CHECK_VALUE(lt::AlgoAttr::kTile, CUBLASLT_ALGO_CONFIG_TILE_ID);
+CHECK_VALUE(lt::AlgoAttr::kSplit, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
 CHECK_VALUE(lt::PrefAttr::kReductionMask, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
 CHECK_VALUE(lt::Reduction::kInPlace, CUBLASLT_REDUCTION_SCHEME_INPLACE);
 CHECK_VALUE(lt::Reduction::kComputeType, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
@@ -218,6 +221,7 @@ CHECK_FUNCTION(lt::Functions::MatmulPreferenceDestroy, cublasLtMatmulPreferenceD
 CHECK_FUNCTION(lt::Functions::MatmulPreferenceSetAttribute, cublasLtMatmulPreferenceSetAttribute);
 CHECK_FUNCTION(lt::Functions::MatmulAlgoGetHeuristic, cublasLtMatmulAlgoGetHeuristic);
 CHECK_FUNCTION(lt::Functions::MatmulAlgoCheck, cublasLtMatmulAlgoCheck);
+CHECK_FUNCTION(lt::Functions::MatmulAlgoConfigGetAttribute, cublasLtMatmulAlgoConfigGetAttribute);
 CHECK_FUNCTION(lt::Functions::Matmul, cublasLtMatmul);
 
 #endif

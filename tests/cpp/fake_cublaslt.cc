@@ -201,6 +201,15 @@ Status cublasLtMatmulAlgoCheck(lt::Handle handle, lt::Desc desc, lt::Layout a, l
   return r->state = Supported(Of(desc), Of(a), Of(b), Of(c), Of(o));
 }
 
+Status cublasLtMatmulAlgoConfigGetAttribute(const lt::Algo* algo, lt::AlgoAttr attr, void* value,
+                                            size_t n, size_t* written) {
+  if (algo->data[0] != kMagic || n != sizeof(int32_t) || !written)
+    return Bad("algorithm attribute");
+  const int32_t held = attr == lt::AlgoAttr::kTile ? static_cast<int32_t>(algo->data[1]) : 1;
+  std::memcpy(value, &held, *written = n);
+  return Status::kSuccess;
+}
+
 Status cublasLtMatmul(lt::Handle handle, lt::Desc desc, const void* alpha, const void* A,
                       lt::Layout a, const void* B, lt::Layout b, const void* beta, const void* C,
                       lt::Layout c, void* O, lt::Layout o, const lt::Algo* algo, void* workspace,
