@@ -1,273 +1,190 @@
-"""Times sharded products over the GPUs of this host, beside XLA's partitioning of plain jnp.
+"""Times sharded products and layers over the GPUs of this host, beside XLA's partitioning of jnp.
 
-    python benchmarks/multi.py [--devices 2,4,8] [--size 8192] [--json FILE] [--pictures DIR]
+    python benchmarks/multi.py [--devices 1,2,4,8] [--size 8192] [--within 150]
+                               [--json FILE] [--pictures DIR]
 
-A time is the wall time of a step in a chain of steps back to back, so collectives overlap with
-products as far as XLA lets them. Beside it: the local product alone on one device, the collectives
-alone, and what `so.explain` predicts for the link. Strong scaling keeps the product's size, weak
-scaling has it grow with the devices. Prints tables for docs/measured.md.
-On a CPU it runs tiny shapes on virtual devices: a smoke test, not a measurement.
+A time is the wall time of a step in a chain of steps back to back. Beside it: its kernels alone on
+one device, its collectives alone, what `so.explain` predicts, and how much of the collectives' time
+had a kernel beside it, by a profile. "overlapping" is XLA with its options for that
+(`OVERLAPPING` of multi_timing.py). Strong scaling keeps the size, weak scaling has it grow with the
+devices. First comes each kind of collective by size. What does not fit --within is left out, and
+said. On a CPU it runs tiny shapes on virtual devices: a smoke test, not a measurement.
 """
 
 import argparse
 import json
 import pathlib
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import P
-from jax.sharding import AxisType, NamedSharding
 
-import shardops as so
+from multi_layer import Sizes, layers_of
+from multi_picture import draw
+from multi_products import products
+from multi_timing import beside, chained, last_to_come, mesh_of, one_collective
 from shardops import hlo
-from shardops.rules.spec import local_shape
+from shardops.explaining import timing
+from shardops.rules.hardware import DEFAULT
+from shardops.rules.step import Step
 
-# name: specs of x [tokens, k], w [k, n] and the result
-LAYOUTS = {
-    "column": (P(), P(None, "tp"), P(None, "tp")),
-    "row, all-reduced": (P(None, "tp"), P("tp"), P()),
-    "row, scattered": (P(None, "tp"), P("tp"), P("tp")),
-    "sequence, column": (P("tp"), P(None, "tp"), P(None, "tp")),
-    "fsdp": (P("tp"), P("tp"), P("tp")),
+KINDS = {
+    "all-gather": "all_gather",
+    "reduce-scatter": "psum_scatter",
+    "all-reduce": "psum",
+    "all-to-all": "all_to_all",
+    "collective-permute": "ppermute",
 }
-REPEATS = 5
+TIMED = ("shardops", "XLA", "XLA, overlapping", "kernels alone", "collectives alone")
+WORKERS = 8  # programs that are compiled at once
 
 
 @dataclass(frozen=True)
 class Row:
-    """One layout on some devices: microseconds of a step."""
+    """One subject on some devices; times in microseconds of a step."""
 
-    layout: str
-    direction: str  # forward | forward and backward
-    scaling: str  # strong | weak
+    name: str
+    operands: str
+    direction: str
+    scaling: str
     devices: int
-    shape: tuple[int, int, int]  # tokens, k, n
-    shardops: float
-    xla: float
-    product: float  # the local products alone
-    collectives: float  # the collectives alone
+    shape: tuple[int, int, int]
+    flops: float  # of all devices
+    times: dict[str, float]  # of TIMED, those that there are
     predicted: float  # of the collectives, by explain
-    received: float  # bytes a device
+    received: float  # bytes a device, in the compiled program
+    profile: tuple[float, float, float] | None  # kernels, collectives, both
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes a second that a device receives in the collectives alone."""
-        return self.received / self.collectives * 1e6 if self.collectives else 0.0
+    def rate(self) -> float:
+        """TFLOP/s of all devices."""
+        return self.flops / self.times["shardops"] / 1e6
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", help="numbers of devices; default: 2, 4, ... up to all")
-    parser.add_argument("--size", type=int, default=8192, help="tokens, k and n on two devices")
+    parser.add_argument("--devices", help="numbers of devices; default: 1, 2, 4, ... up to all")
+    parser.add_argument("--size", type=int, default=8192, help="tokens, k and n of the products")
+    parser.add_argument("--within", type=float, default=150, metavar="SECONDS")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR")
     options = parser.parse_args(arguments)
+    until = time.monotonic() + options.within
     found = jax.devices()
     on_gpu = found[0].platform == "gpu"
     if len(found) < 2:
         print("bench-multi: one device; expected at least 2. On a CPU set "
               "XLA_FLAGS=--xla_force_host_platform_device_count=8.", file=sys.stderr)  # fmt: skip
         return 2
-    size = options.size if on_gpu else 128
-    counts = [int(n) for n in options.devices.split(",")] if options.devices else _doublings(found)
-    print(
-        f"{len(found)} x {found[0].device_kind}, jax {jax.__version__}, {time.strftime('%Y-%m-%d')}"
-    )
+    size = options.size if on_gpu else 256
+    sizes = Sizes() if on_gpu else Sizes(2, 256, 256, 4, 2, 512)
+    counts = [n for n in (1, 2, 4, 8, 16) if n <= len(found)]
+    if options.devices:
+        counts = [int(n) for n in options.devices.split(",")]
+    date = time.strftime("%Y-%m-%d")
+    print(f"{len(found)} x {found[0].device_kind}, jax {jax.__version__}, {date}")
     if not on_gpu:
         print("A CPU run: tiny shapes, virtual devices. These times say nothing about GPUs.")
-    rows = [
-        measure(name, backward, scaling, n, size)
-        for n in counts
-        for scaling in ("strong", "weak")
-        if scaling == "strong" or n > 2
-        for backward in (False, True)
-        for name in LAYOUTS
+    collectives = [one for n in counts if n > 1 for one in links(n, on_gpu)]
+    subjects = [
+        one
+        for n in sorted(counts, reverse=True)
+        for one in (*layers_of(n, sizes), *products(n, size))
     ]
-    show(rows)
+    # A number of devices alone has all first; then what the pictures begin with.
+    subjects.sort(key=lambda one: (one.operands != "bfloat16", not one.backward))
+    rows = measured(subjects, until)
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        saved = {"collectives": collectives, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(saved, indent=1))
     if options.pictures:
         draw(rows, options.pictures)
-    return 0
+    return int(len(rows) < len(subjects))
 
 
-def _doublings(devices: Sequence[Any]) -> list[int]:
-    return [n for n in (2, 4, 8, 16) if n <= len(devices)]
-
-
-def measure(name: str, backward: bool, scaling: str, n: int, size: int) -> Row:
-    """All figures of one layout."""
-    mesh = jax.make_mesh((n,), ("tp",), (AxisType.Explicit,), devices=jax.devices()[:n])
-    specs = LAYOUTS[name]
-    shape = [size, size, size]
-    if scaling == "weak":  # the dim that is sharded grows: tokens, else that of w
-        shape[0 if specs[0] == P("tp") else 1 if specs[1] == P("tp") else 2] *= n // 2
-    tokens, k, cols = shape
-    rng = np.random.default_rng(0)
-    with jax.set_mesh(mesh):
-        x, w, dy = (
-            jax.device_put(
-                jnp.asarray(rng.standard_normal(dims, np.float32) / dims[0] ** 0.5, jnp.bfloat16),
-                NamedSharding(mesh, spec),
+def links(n: int, on_gpu: bool) -> list[dict[str, Any]]:
+    """Each kind of collective by the bytes that a device receives, beside explain's prediction."""
+    mesh, out = mesh_of(n), []
+    print(f"\n| collective, {n} devices | bytes received | µs | GB/s | explain µs |")
+    print("|---|---|---|---|---|")
+    for kind, named in KINDS.items():
+        for received in (2**16, 2**20, 2**24, 2**28) if on_gpu else (2**16,):
+            took = last_to_come(one_collective(kind, received, mesh))
+            step = Step(named, ("tp",), (), (), bytes=received)
+            predicted = timing.microseconds(step, {"tp": n}, DEFAULT)
+            rate = received / took / 1e3
+            out.append({"kind": kind, "devices": n, "bytes": received, "microseconds": took,
+                        "predicted": predicted})  # fmt: skip
+            print(
+                f"| {kind} | {received} | {took:.1f} | {rate:.0f} | {predicted:.1f} |", flush=True
             )
-            for dims, spec in zip(((tokens, k), (k, cols), (tokens, cols)), specs, strict=True)
-        )
-        ours = lambda x, w: so.gemm(x, w, out_sharding=specs[2])  # noqa: E731
-        step = _step(ours, backward)
-        compiled = jax.jit(step).lower(x, w, dy).compile()
-        report = so.explain(step)(x, w, dy)
-        received = sum(hlo.received_bytes(c) for c in hlo.collectives(compiled))
-        time_ours = chained(compiled, x, w, dy)
-        alone = chained(*_collectives_alone(hlo.collectives(compiled), n)) if received else 0.0
-    auto = jax.make_mesh((n,), ("tp",), (AxisType.Auto,), devices=jax.devices()[:n])
-    with jax.set_mesh(auto):
-        x, w, dy = (
-            jax.device_put(np.asarray(a), NamedSharding(auto, spec))
-            for a, spec in zip((x, w, dy), specs, strict=True)
-        )
-        layouts = [NamedSharding(auto, spec) for spec in specs]
-        outs = layouts[2] if not backward else (layouts[2], layouts[0], layouts[1])
-        plain = jax.jit(_step(jnp.matmul, backward), in_shardings=layouts, out_shardings=outs)
-        time_xla = chained(plain, x, w, dy)
+    return out
+
+
+def measured(subjects: Sequence[Any], until: float) -> list[Row]:
+    """Compiles some at once, then times these one after another; prints the table line by line."""
+    print("\n| what | operands | pass | scaling | GPUs | shape | shardops µs | TFLOP/s | XLA | "
+          "XLA, overlapping | kernels alone | collectives alone (GB/s) | explain, collectives | "
+          "hidden | collectives beside a kernel |\n|" + "---|" * 15)  # fmt: skip
+    rows = []
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for at in range(0, len(subjects), WORKERS):
+            group = subjects[at : at + WORKERS]
+            if time.monotonic() > until:
+                print(f"left out, as {len(subjects) - at} more do not fit --within")
+                break
+            compiled = [pool.submit(subject.programs) for subject in group]
+            wait(compiled)
+            for subject, made in zip(group, compiled, strict=True):
+                try:
+                    rows.append(row(subject, *made.result()))
+                except Exception as error:  # the others' times are worth having all the same
+                    print(f"failed: {subject}: {error}", file=sys.stderr)
+                    continue
+                print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def row(subject: Any, programs: dict[str, Any], report: Any) -> Row:
+    seen = beside(programs["shardops"])
     return Row(
-        name,
-        "forward and backward" if backward else "forward",
-        scaling,
-        n,
-        (tokens, k, cols),
-        time_ours,
-        time_xla,
-        sum(_product_alone(entry) for entry in report.entries),
-        alone,
+        subject.name,
+        subject.operands,
+        "forward, backward" if subject.backward else "forward",
+        subject.scaling,
+        subject.devices,
+        subject.shape,
+        subject.flops,
+        {name: chained(programs[name]) for name in TIMED if name in programs},
         report.microseconds,
-        received,
+        sum(hlo.received_bytes(c) for c in report.collectives or ()),
+        None if seen is None else (seen.kernels, seen.collectives, seen.both),
     )
 
 
-def _step(product: Callable[..., jax.Array], backward: bool) -> Callable[..., Any]:
-    if not backward:
-        return lambda x, w, dy: product(x, w)
-
-    def both(x: jax.Array, w: jax.Array, dy: jax.Array) -> Any:
-        y, pull = jax.vjp(product, x, w)
-        return y, *pull(dy)
-
-    return both
-
-
-def _product_alone(entry: Any) -> float:
-    """The local share of one product, on one device."""
-    sizes, op = dict(entry.record.sizes), entry.record.op
-    shapes = [local_shape(held.shape, held.used, sizes) for held in entry.operands[:2]]
-    lhs, rhs = (jax.device_put(np.full(s, 0.01, jnp.bfloat16), jax.devices()[0]) for s in shapes)
-    dims = (op.contracting, op.batch)
-    return chained(jax.jit(lambda a, b: jax.lax.dot_general(a, b, dims)), lhs, rhs)
-
-
-def _collectives_alone(found: Sequence[hlo.Collective], n: int) -> tuple[Any, ...]:
-    """A program of these collectives and nothing else, and its operands."""
-    operands, moves = [], []
-    for c in found:
-        count = c.bytes // 2  # elements of the result, in bfloat16
-        if c.kind == "all-gather":
-            operands.append(count)
-            moves.append(lambda a: jax.lax.all_gather(a, "tp", tiled=True))
-        elif c.kind == "all-reduce":
-            operands.append(count * n)
-            moves.append(lambda a: jax.lax.psum(a, "tp"))
-        elif c.kind == "reduce-scatter":
-            operands.append(count * n * n)
-            moves.append(lambda a: jax.lax.psum_scatter(a, "tp", tiled=True))
-        elif c.kind == "all-to-all":
-            operands.append(count * n)
-            moves.append(lambda a: jax.lax.all_to_all(a, "tp", 0, 0, tiled=True))
-        else:
-            raise ValueError(f"bench-multi: {c.kind}; expected a collective of a product's plan")
-
-    def body(*arrays: jax.Array) -> list[jax.Array]:
-        return [move(a) for move, a in zip(moves, arrays, strict=True)]
-
-    mesh = jax.sharding.get_mesh()
-    mapped = jax.shard_map(
-        body,
-        in_specs=(P("tp"),) * len(found),
-        out_specs=[P("tp")] * len(found),
-        check_vma=False,  # what is gathered or summed is the same everywhere, and not looked at
-    )
-    arrays = [
-        jax.device_put(jnp.ones(c, jnp.bfloat16), NamedSharding(mesh, P("tp"))) for c in operands
-    ]
-    return jax.jit(mapped), *arrays
-
-
-def chained(program: Callable[..., Any], *arrays: jax.Array) -> float:
-    """Microseconds of one of many calls back to back; the median of a few rounds."""
-    for _ in range(3):
-        jax.block_until_ready(program(*arrays))
-    start = time.perf_counter()
-    jax.block_until_ready(program(*arrays))
-    calls = int(np.clip(0.05 / (time.perf_counter() - start), 3, 100))
-    rounds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        for _ in range(calls):
-            results = program(*arrays)
-        jax.block_until_ready(results)
-        rounds.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(rounds)
-
-
-def show(rows: Sequence[Row]) -> None:
-    print(
-        "| layout | direction | scaling | GPUs | tokens×k×n | shardops µs | XLA µs | product alone "
-        "| collectives alone (GB/s) | predicted | hidden |\n|" + "---|" * 11
-    )
-    for r in rows:
-        hidden = (r.product + r.collectives - r.shardops) / r.collectives if r.collectives else 0.0
-        print(
-            f"| {r.layout} | {r.direction} | {r.scaling} | {r.devices} "
-            f"| {'×'.join(map(str, r.shape))} | {r.shardops:.1f} | {r.xla:.1f} | {r.product:.1f} "
-            f"| {r.collectives:.1f} ({r.bandwidth / 1e9:.0f}) | {r.predicted:.1f} | {hidden:.0%} |"
+def _line(row: Row) -> str:
+    times = row.times
+    kernels, alone = times.get("kernels alone"), times.get("collectives alone")
+    cells = [row.name, row.operands, row.direction, row.scaling, str(row.devices)]
+    cells += ["×".join(map(str, row.shape)), f"{times['shardops']:.0f}", f"{row.rate:.0f}"]
+    cells += [f"{times[n]:.0f}" if n in times else "" for n in ("XLA", "XLA, overlapping")]
+    if row.profile and kernels is None:
+        kernels = row.profile[0]  # of a layer: by the profile of the step itself
+    cells.append("" if kernels is None else f"{kernels:.0f}")
+    if alone is None:
+        cells += [""] * 4
+    else:
+        cells.append(f"{alone:.0f} ({row.received / alone / 1e3:.0f})")
+        cells.append(f"{row.predicted:.0f}")
+        cells.append(
+            "" if kernels is None else f"{(kernels + alone - times['shardops']) / alone:.0%}"
         )
-
-
-def draw(rows: Sequence[Row], folder: pathlib.Path) -> None:
-    """Strong and weak scaling of each layout, forward and backward together."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for scaling in ("strong", "weak"):
-        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for name in LAYOUTS:
-            # On two devices weak scaling starts where strong scaling does.
-            points = sorted(
-                (r.devices, _flops(r) / r.shardops / 1e6)
-                for r in rows
-                if r.layout == name
-                and r.direction != "forward"
-                and (r.scaling == scaling or r.devices == 2)
-            )
-            axes.plot(*zip(*points, strict=True), marker="o", label=name)
-        axes.set(xlabel="GPUs", ylabel="TFLOP/s of all GPUs", title=f"{scaling} scaling, bfloat16")
-        axes.set_ylim(bottom=0)
-        axes.legend()
-        figure.savefig(folder / f"scaling_{scaling}.png", dpi=110)
-        pyplot.close(figure)
-
-
-def _flops(row: Row) -> float:
-    tokens, k, n = row.shape
-    return 2.0 * tokens * k * n * (1 if row.direction == "forward" else 3)
+        cells.append(f"{row.profile[2] / row.profile[1]:.0%}" if row.profile else "")
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Marks tests that need GPUs, and skips them with the reason where there are too few."""
+"""Tests that need GPUs: skipped, with the reason, where there are too few; outcomes are kept."""
 
 import os
 import pathlib
 
 import jax
 import pytest
+
+from tests.gpu import record
 
 
 def require(items: list[pytest.Item], folder: pathlib.Path, least: int) -> None:
@@ -26,3 +28,17 @@ def require(items: list[pytest.Item], folder: pathlib.Path, least: int) -> None:
         if count < least:
             reason = f"needs {least} CUDA devices; JAX sees {count}"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def keep_outcomes(
+    session: pytest.Session, outcomes: dict[str, str], folder: pathlib.Path, *, several: bool
+) -> None:
+    """Writes down, for the record, how the tests of `folder` came out."""
+    mine = {name: got for name, got in outcomes.items() if f"tests/{folder.name}/" in name}
+    if hasattr(session.config, "workerinput") or "passed" not in mine.values():
+        return
+    narrowed = session.config.getoption("keyword") or session.config.getoption("markexpr")
+    whole = not narrowed and all(
+        pathlib.Path(argument).resolve() == folder for argument in session.config.args
+    )
+    record.keep_outcomes(mine, whole=whole, several=several)

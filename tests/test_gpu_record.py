@@ -42,3 +42,30 @@ def test_a_part_on_other_sources_or_another_machine_is_a_part(written, sources, 
 
 def test_a_part_alone_is_a_part(written) -> None:
     assert not written((WHOLE, False, "s", "gpu"))["whole"]
+
+
+def test_the_record_keeps_what_several_gpus_gave(monkeypatch, tmp_path) -> None:
+    """Its own sources and machine, and until they run again; which of the two is stale is said."""
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    for name in ("RECORD", "OUTCOMES", "SEVERAL_OUTCOMES"):
+        monkeypatch.setattr(record, name, tmp_path / "out" / name)
+
+    def run(outcomes, sources, count, *, several=False):
+        monkeypatch.setattr(record, "digest", lambda: sources)
+        monkeypatch.setattr(record, "machine", lambda: {"device": "gpu", "devices": count})
+        record.keep_outcomes(outcomes, whole=True, several=several)
+
+    passed = dict.fromkeys(WHOLE, "passed")
+    run(passed, "before", 4, several=True)
+    run(passed, "now", 1)
+    assert record.write() == 0
+    record.SEVERAL_OUTCOMES.unlink()
+    run(WHOLE, "now", 2, several=True)
+    assert record.write() == 0  # what failed since does not replace what passed
+    kept = json.loads(record.RECORD.read_text())
+    assert kept["sources"] == "now"
+    assert (kept["several"]["sources"], kept["several"]["machine"]["devices"]) == ("before", 4)
+    line, current = record.check()
+    assert current
+    assert "current (2 tests on gpu" in line.split("; ")[0]
+    assert line.split("; ")[1].startswith("on 4: stale")

@@ -7,7 +7,6 @@ import jax
 import pytest
 
 from tests import gpus
-from tests.gpu import record
 
 HERE = pathlib.Path(__file__).parent
 _outcomes: dict[str, str] = {}
@@ -33,14 +32,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    outcomes = {name: outcome for name, outcome in _outcomes.items() if "tests/gpu/" in name}
-    if hasattr(session.config, "workerinput") or "passed" not in outcomes.values():
-        return
-    narrowed = session.config.getoption("keyword") or session.config.getoption("markexpr")
-    whole = not narrowed and all(
-        pathlib.Path(argument).resolve() == HERE for argument in session.config.args
-    )
-    record.keep_outcomes(outcomes, whole=whole)
+    gpus.keep_outcomes(session, _outcomes, HERE, several=False)
 
 
 def _driver_is_there() -> bool:

@@ -4,7 +4,8 @@
     python tests/gpu/record.py --check           say whether the sources have changed since
     python tests/gpu/record.py --check --strict  the same, exit code 1 where they have
 
-CI has no GPU: the record says which sources were last seen to work on one.
+CI has no GPU: the record says which sources were last seen to work on one, and on several: the
+tests of tests/multi_gpu, from whose last passing run it is, on sources of their own.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[2]
 RECORD = ROOT / "tests" / "gpu_record.json"
 OUTCOMES = ROOT / "out" / "gpu_outcomes.json"
+SEVERAL_OUTCOMES = ROOT / "out" / "multi_gpu_outcomes.json"
 RECORDED = ("csrc", "shardops/kernels", "shardops/primitives")
 SUFFIXES = (".cc", ".h", ".cuh", ".py")
 
@@ -34,20 +36,27 @@ def digest() -> str:
     return total.hexdigest()
 
 
-def keep_outcomes(outcomes: dict[str, str], *, whole: bool) -> None:
-    """Called by pytest on the GPU machine at the end of a run.
+def keep_outcomes(outcomes: dict[str, str], *, whole: bool, several: bool = False) -> None:
+    """Called by pytest on the GPU machine at the end of a run, on one GPU or on several.
 
     After a whole run, one of a part of the tests on the same sources and machine replaces their
     outcomes: a test that was wrong itself can be mended without running all the others again.
     """
-    OUTCOMES.parent.mkdir(exist_ok=True)
-    facts = {"sources": digest(), "whole": whole, "machine": machine(), "outcomes": outcomes}
-    if not whole and OUTCOMES.exists():
-        before = json.loads(OUTCOMES.read_text())
+    kept = SEVERAL_OUTCOMES if several else OUTCOMES
+    kept.parent.mkdir(exist_ok=True)
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "sources": digest(),
+        "whole": whole,
+        "machine": machine(),
+        "outcomes": outcomes,
+    }
+    if not whole and kept.exists():
+        before = json.loads(kept.read_text())
         alike = all(before[key] == facts[key] for key in ("sources", "machine"))
         if before["whole"] and alike:
             facts |= {"whole": True, "outcomes": before["outcomes"] | outcomes}
-    OUTCOMES.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    kept.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
 def machine() -> dict[str, Any]:
@@ -72,29 +81,43 @@ def machine() -> dict[str, Any]:
 
 def write() -> int:
     """Turns the outcomes of a full passing run into the record."""
-    if not OUTCOMES.exists():
-        print(f"no record written: {OUTCOMES.relative_to(ROOT)} is missing; run pytest tests/gpu")
+    record = _accepted(OUTCOMES, "tests/gpu")
+    if record is None:
         return 1
-    facts = json.loads(OUTCOMES.read_text())
+    if record["sources"] != digest():
+        print("no record written: the sources have changed since the run; run pytest tests/gpu")
+        return 1
+    several = _accepted(SEVERAL_OUTCOMES, "tests/multi_gpu")
+    if several is None and RECORD.exists():
+        several = json.loads(RECORD.read_text()).get("several")
+    if several is not None:
+        record["several"] = several
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    print(f"{RECORD.relative_to(ROOT)}: {record['counts']} on {record['machine']['device']}")
+    return 0
+
+
+def _accepted(path: pathlib.Path, tests: str) -> dict[str, Any] | None:
+    """What the record says of a full passing run; None, and a line why, where it was none."""
+    if not path.exists():
+        print(f"not in the record: {path.relative_to(ROOT)} is missing; run pytest {tests}")
+        return None
+    facts = json.loads(path.read_text())
     counts = collections.Counter(facts["outcomes"].values())
     for complaint, holds in {
         f"{counts['failed']} tests failed": counts["failed"],
-        "only a part of tests/gpu was run": not facts["whole"],
-        "the sources have changed since the run": facts["sources"] != digest(),
+        f"only a part of {tests} was run": not facts["whole"],
     }.items():
         if holds:
-            print(f"no record written: {complaint}; run pytest tests/gpu")
-            return 1
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            print(f"not in the record: {complaint}; run pytest {tests}")
+            return None
+    return {
+        "date": facts["date"],
         "sources": facts["sources"],
         "machine": facts["machine"],
         "counts": dict(counts),
         "tests": facts["outcomes"],
     }
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    print(f"{RECORD.relative_to(ROOT)}: {dict(counts)} on {record['machine']['device']}")
-    return 0
 
 
 def check() -> tuple[str, bool]:
@@ -102,10 +125,18 @@ def check() -> tuple[str, bool]:
     if not RECORD.exists():
         return "gpu record: none; run `make gpu` on a machine with a GPU", False
     record = json.loads(RECORD.read_text())
-    of = f"{record['counts'].get('passed', 0)} tests on {record['machine']['device']}"
-    if record["sources"] == digest():
-        return f"gpu record: current ({of}, {record['date']})", True
-    return f"gpu record: stale, {', '.join(RECORDED)} changed since {record['date']} ({of})", False
+    current = record["sources"] == digest()
+    lines = [f"gpu record: {_said(record)}"]
+    if "several" in record:
+        lines.append(f"on {record['several']['machine']['devices']}: {_said(record['several'])}")
+    return "; ".join(lines), current
+
+
+def _said(run: dict[str, Any]) -> str:
+    of = f"{run['counts'].get('passed', 0)} tests on {run['machine']['device']}"
+    if run["sources"] == digest():
+        return f"current ({of}, {run['date']})"
+    return f"stale, {', '.join(RECORDED)} changed since {run['date']} ({of})"
 
 
 def main(arguments: list[str]) -> int:
