@@ -74,9 +74,9 @@ class Layer:
         """What to time by name, and the report of `explain`."""
         mesh, rules = mesh_of(self.devices), PRESETS[self.preset]()
         of = self.sizes
+        module = nnx.eval_shape(lambda: self._module(rules))
+        graph, abstract, state = nnx.split(module, nnx.Param, layers.QuantizerState)
         with jax.set_mesh(mesh):
-            module = nnx.eval_shape(lambda: self._module(rules))
-            graph, abstract, state = nnx.split(module, nnx.Param, layers.QuantizerState)
             quantizers = jax.tree.map(jnp.zeros_like, state)
             if self.operands == "delayed":  # as after a step
                 quantizers = jax.tree.map(jnp.ones_like, state)
