@@ -37,7 +37,7 @@ def quantize(
     problem = arranged(problem, target)
     operands = [operand for operand in (x, scale_inv) if operand is not None]
     plan = quantize_plan(problem, target)
-    layouts = written_layouts(problem, [len(r.shape) for r in results])
+    layouts = written_layouts(problem, [r.shape for r in results])
     tiles = written_tiles(problem)
     written = [
         jax.ShapeDtypeStruct(scale_tiles.shape_of(*tiles[at]), r.dtype) if at in tiles else r

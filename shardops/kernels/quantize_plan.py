@@ -201,12 +201,18 @@ def written_arrays(problem: QuantizeProblem) -> int:
     return (problem.as_rows + problem.as_columns) * (1 + (problem.scales != "tensor"))
 
 
-def written_layouts(problem: QuantizeProblem, ranks: Sequence[int]) -> list[Dims | None]:
-    """How the results lie, which have these ranks: dims from major to minor; None: in order."""
-    layouts: list[Dims | None] = [None] * len(ranks)
+def written_layouts(problem: QuantizeProblem, shapes: Sequence[Dims]) -> list[Dims | None]:
+    """How the results lie, which have these shapes: dims from major to minor; None: in order."""
+    layouts: list[Dims | None] = [None] * len(shapes)
     if problem.blocks_first:
         for at in range(1, written_arrays(problem), 2):
-            layouts[at] = (ranks[at] - 1, *range(ranks[at] - 1))
+            last = len(shapes[at]) - 1
+            layouts[at] = (last, *range(last))
+        if problem.as_columns and problem.groups == 1:
+            # [*added, cols, *rows / 128], whose rows may be several joined ones: cols lie innermost.
+            at = written_arrays(problem) - 1
+            inner = shapes[at].index(problem.cols)  # those before it are added ones, all of them 1
+            layouts[at] = (*(d for d in range(len(shapes[at])) if d != inner), inner)
     return layouts
 
 

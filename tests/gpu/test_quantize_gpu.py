@@ -19,8 +19,18 @@ from tests.kernels.quantize_problems import ODD, same
 from tests.quantize.quantisers import FORMATS, LAYOUTS, RECIPES, ROLES, bits, wide_range
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
-# Whole tiles, cut ones, odd lengths, blocks that end with a dim of the rows, one element, one row.
-SHAPES = ((256, 384), (1000, 2880), (130, 33), (3, 40, 136), (2, 3, 160), (1, 1), (7, 4097))
+# Whole tiles, cut ones, odd lengths, blocks that end with a dim of the rows and that do not, one
+# element, one row.
+SHAPES = (
+    (256, 384),
+    (1000, 2880),
+    (130, 33),
+    (3, 40, 136),
+    (2, 256, 136),
+    (2, 3, 160),
+    (1, 1),
+    (7, 4097),
+)
 CASES = list(itertools.product(RECIPES, ROLES, LAYOUTS))
 
 
