@@ -15,7 +15,7 @@ from multi_timing import OVERLAPPING, Program, alone, drawn, mesh_of
 RECIPES: dict[str, Any] = {
     "bfloat16": None,
     "current": so.recipes.CurrentScaling(),
-    "delayed": so.recipes.DelayedScaling(history_length=16),
+    "delayed": so.recipes.DelayedScaling(amax_history_len=16),
     "block_128": so.recipes.Block128Scaling(),
 }
 
