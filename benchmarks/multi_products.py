@@ -157,7 +157,6 @@ def products(devices: int, size: int) -> list[Product]:
             *(
                 Product(name, "bfloat16", True, 1, halves[layout.cut], "weak", peers=False)
                 for name, layout in LAYOUTS.items()
-                if name in ("column", "row, scattered", "fsdp")
             ),
         ]
     found = [Product(name, "bfloat16", True, devices, shape) for name in LAYOUTS]

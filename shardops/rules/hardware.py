@@ -22,10 +22,9 @@ class Link:
 
 # Published rates: NVLink 4 is 450 GB/s a direction and GPU, PCIe 5 x16 is 64, NDR InfiniBand 50.
 # Of the matrix peak (989 TFLOP/s dense) large products reach about 800. Latencies are of the order
-# that collective libraries document for a hop. What NVLink reached and how a collective starts are of
-# NCCL's between two H200 (docs/measured.md, "Links"), NVLink multicast off; of the others nothing was
-# measured. These three are used in predicted times, never in a choice: 256 MiB are gathered between
-# two GPUs at 0.58 of the bandwidth, and more devices or multicast may reach more.
+# that collective libraries document for a hop. What NVLink reached, and how long a collective takes
+# to start, are of NCCL between two H200, NVLink multicast off ("Several GPUs" in docs/measured.md);
+# the other links were not measured. These three are used in predicted times, never in a choice.
 LINKS = {
     link.name: link
     for link in (
