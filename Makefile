@@ -66,8 +66,9 @@ sanitize: $(GPU_READY) ## small launches of every kernel under compute-sanitizer
 bench: $(GPU_READY) ## time the kernels beside XLA and PyTorch on this GPU, and what the host does
 	$(RUN) benchmarks/bench.py
 
-bench-multi: $(GPU_READY) ## time sharded products over this host's GPUs, beside XLA's partitioning
-	$(RUN) benchmarks/multi.py
+bench-multi: $(GPU_READY) ## time sharded products and layers over this host's GPUs, beside XLA's partitioning; draw the picture in docs
+	mkdir -p out
+	$(RUN) benchmarks/multi.py --json out/multi.json --picture docs/_static/scaling.png
 
 bench-train: $(GPU_READY) ## train a model under each recipe on this GPU, beside Flax and XLA; draw the curves in docs
 	$(RUN) benchmarks/train.py

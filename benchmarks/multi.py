@@ -1,7 +1,7 @@
 """Times sharded products and layers over the GPUs of this host, beside XLA's partitioning of jnp.
 
     python benchmarks/multi.py [--devices 1,2,4,8] [--size 8192] [--within 150]
-                               [--json FILE] [--pictures DIR]
+                               [--json FILE] [--picture FILE]
 
 A time is the wall time of a step in a chain of steps back to back. Beside it: its kernels alone on
 one device, its collectives alone, what `so.explain` predicts, and how much of the collectives' time
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--size", type=int, default=8192, help="tokens, k and n of the products")
     parser.add_argument("--within", type=float, default=150, metavar="SECONDS")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--picture", type=pathlib.Path, metavar="FILE.png")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.within
     found = jax.devices()
@@ -98,11 +98,11 @@ def main(arguments: Sequence[str]) -> int:
     # A number of devices alone has all first; then what the pictures begin with.
     subjects.sort(key=lambda one: (one.operands != "bfloat16", not one.backward))
     rows = measured(subjects, until)
+    saved = {"collectives": collectives, "rows": [asdict(row) for row in rows]}
     if options.json:
-        saved = {"collectives": collectives, "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(saved, indent=1))
-    if options.pictures:
-        draw(rows, options.pictures)
+    if options.picture:
+        draw(saved["rows"], options.picture)
     return int(len(rows) < len(subjects))
 
 

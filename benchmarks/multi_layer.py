@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 import shardops as so
 from multi_products import RECIPES
-from multi_timing import OVERLAPPING, Program, alone, drawn, mesh_of
+from multi_timing import Program, alone, by_xla, drawn, mesh_of
 from shardops.layers import nnx as layers
 from shardops.layers import presets
 
@@ -129,35 +129,35 @@ class Layer:
         auto = mesh_of(mesh.size, AxisType.Auto)
         moved = lambda a: jax.device_put(a, NamedSharding(auto, a.sharding.spec))  # noqa: E731
         params, x, dy = jax.tree.map(moved, (params, x, dy))
-        stream = x.sharding
+        lie = presets.layout(PRESETS[self.preset]())
+        stream, heads = (NamedSharding(auto, P(*spec)) for spec in (lie.stream, lie.heads))
 
         def step(params: Any, x: jax.Array, dy: jax.Array) -> Any:
-            y, pull = jax.vjp(lambda p, x: plain_layer(p, x, stream), params, x)
+            y, pull = jax.vjp(lambda p, x: plain_layer(p, x, stream, heads), params, x)
             return y, pull(dy)
 
         out = jax.tree.map(lambda a: a.sharding, (x, (params, x)))
         with jax.set_mesh(auto):
-            return {
-                name: Program.of(step, params, x, dy, out_shardings=out, options=options)
-                for name, options in (("XLA", None), ("XLA, overlapping", OVERLAPPING))
-                if options is None or self.devices > 1
-            }
+            return by_xla(self.devices, step, params, x, dy, out_shardings=out)
 
 
-def plain_layer(params: Any, x: jax.Array, stream: NamedSharding) -> jax.Array:
-    """The layer as one writes it in jnp; the partitioner is told where the stream lies."""
+def plain_layer(
+    params: Any, x: jax.Array, stream: NamedSharding, heads: NamedSharding
+) -> jax.Array:
+    """The layer as one writes it in jnp; the partitioner is told where stream and heads lie."""
 
     def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         y = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)
         return (y * scale).astype(x.dtype)
 
-    def held(y: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(y, stream)
-
+    held = jax.lax.with_sharding_constraint
     of = params["attention"]
     y = norm(x, params["attention_norm"]["scale"])
-    q, k, v = (jnp.einsum("bsd,dhf->bshf", y, of[n]["kernel"]) for n in ("query", "key", "value"))
+    q, k, v = (
+        held(jnp.einsum("bsd,dhf->bshf", y, of[name]["kernel"]), heads)
+        for name in ("query", "key", "value")
+    )
     mixed = jax.nn.dot_product_attention(
         rotated(q),
         rotated(k),
@@ -165,11 +165,11 @@ def plain_layer(params: Any, x: jax.Array, stream: NamedSharding) -> jax.Array:
         is_causal=True,
         implementation="cudnn" if jax.default_backend() == "gpu" else "xla",
     )
-    x = x + held(jnp.einsum("bshf,hfd->bsd", mixed, of["out"]["kernel"]))
+    x = x + held(jnp.einsum("bshf,hfd->bsd", mixed, of["out"]["kernel"]), stream)
     y = norm(x, params["mlp"]["norm"]["scale"])
     up = jnp.einsum("bsd,dgf->bsgf", y, params["mlp"]["up"]["kernel"])
     hidden = jax.nn.silu(up[:, :, 0]) * up[:, :, 1]
-    return x + held(jnp.einsum("bsf,fd->bsd", hidden, params["mlp"]["down"]["kernel"]))
+    return x + held(jnp.einsum("bsf,fd->bsd", hidden, params["mlp"]["down"]["kernel"]), stream)
 
 
 def rotated(x: jax.Array) -> jax.Array:

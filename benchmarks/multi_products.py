@@ -10,7 +10,7 @@ from jax import P
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 import shardops as so
-from multi_timing import OVERLAPPING, Program, alone, drawn, mesh_of
+from multi_timing import Program, alone, by_xla, drawn, mesh_of
 
 RECIPES: dict[str, Any] = {
     "bfloat16": None,
@@ -136,11 +136,7 @@ class Product:
                 for a, where in ((one.data, spec), (one.scale_inv, everywhere))
             ]
         with jax.set_mesh(auto):
-            return {
-                name: Program.of(plain, *arrays, out_shardings=out, options=options)
-                for name, options in (("XLA", None), ("XLA, overlapping", OVERLAPPING))
-                if options is None or self.devices > 1
-            }
+            return by_xla(self.devices, plain, *arrays, out_shardings=out)
 
 
 def _with_gradient(product: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +157,6 @@ def products(devices: int, size: int) -> list[Product]:
             *(
                 Product(name, "bfloat16", True, 1, halves[layout.cut], "weak", peers=False)
                 for name, layout in LAYOUTS.items()
-                if name in ("column", "row, scattered", "fsdp")
             ),
         ]
     found = [Product(name, "bfloat16", True, devices, shape) for name in LAYOUTS]

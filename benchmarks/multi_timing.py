@@ -2,6 +2,7 @@
 
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,18 @@ class Program:
 
     def __call__(self) -> Any:
         return self.compiled(*self.operands)
+
+
+def by_xla(devices: int, f: Callable[..., Any], *operands: Any, **jit: Any) -> dict[str, Program]:
+    """Plain jnp as XLA compiles it by default, and with `OVERLAPPING` where that compiles."""
+    found = {"XLA": Program.of(f, *operands, **jit)}
+    if devices > 1:
+        try:
+            found["XLA, overlapping"] = Program.of(f, *operands, options=OVERLAPPING, **jit)
+        except jax.errors.JaxRuntimeError as error:
+            # Seen in JAX 0.11.2: a gathered operand that two products share.
+            print(f"XLA, overlapping, does not compile: {str(error)[:200]}", file=sys.stderr)
+    return found
 
 
 def mesh_of(n: int, kind: AxisType = AxisType.Explicit) -> Mesh:

@@ -14,13 +14,14 @@ def as_text(report: Report) -> str:
 
 
 def title(report: Report) -> str:
-    """mesh dp=2, tp=4; nvlink4: 450 GB/s, 1.0 µs a hop."""
+    """mesh dp=2, tp=4; nvlink4: 261 GB/s, 4.0 µs and 1.0 µs a hop."""
     sizes = mesh_sizes(report.entries)
     mesh = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "none"
     link = report.link
+    start = f"{wording.time(1e6 * link.start)} and " if link.start else ""
     return (
-        f"mesh {mesh}; {link.name}: {wording.size(link.bandwidth)}/s, "
-        f"{wording.time(1e6 * link.latency)} a hop"
+        f"mesh {mesh}; {link.name}: {wording.size(link.rate)}/s, "
+        f"{start}{wording.time(1e6 * link.latency)} a hop"
     )
 
 
@@ -40,7 +41,7 @@ def held(one: Held) -> str:
 
 
 def total(entry: Entry) -> str:
-    """12.6 MB in 31.0 µs; the product 34.4 GFLOP in 43.0 µs."""
+    """12.6 MB in 55.2 µs; the product 34.4 GFLOP in 43.0 µs."""
     text = f"{wording.size(entry.bytes)} in {wording.time(entry.microseconds)}"
     if not entry.bytes:
         text = "nothing between devices"

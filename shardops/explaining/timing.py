@@ -1,4 +1,4 @@
-"""How long a plan takes on a named link: bytes over bandwidth, and a latency a hop of a ring."""
+"""How long a plan takes on a named link: a start, bytes over a rate, a latency a hop of a ring."""
 
 from math import prod
 
@@ -28,4 +28,5 @@ def hops(step: Step, sizes: Sizes) -> int:
 
 def microseconds(step: Step, sizes: Sizes, link: Link) -> float:
     """Predicted time of one step, alone on the link."""
-    return 1e6 * (step.bytes / link.bandwidth + link.latency * hops(step, sizes))
+    start = 0.0 if step.kind == "slice" else link.start
+    return 1e6 * (start + step.bytes / link.rate + link.latency * hops(step, sizes))

@@ -209,7 +209,7 @@ def written_layouts(problem: QuantizeProblem, shapes: Sequence[Dims]) -> list[Di
             last = len(shapes[at]) - 1
             layouts[at] = (last, *range(last))
         if problem.as_columns and problem.groups == 1:
-            # [*added, cols, *rows / 128]; rows may be several joined ones: cols lie innermost.
+            # [*added, cols, *rows / 128], the rows joined: cols lie innermost.
             at = written_arrays(problem) - 1
             inner = shapes[at].index(problem.cols)  # those before it are added ones, all of them 1
             layouts[at] = (*(d for d in range(len(shapes[at])) if d != inner), inner)

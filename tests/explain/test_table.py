@@ -22,7 +22,7 @@ def test_table_has_the_layouts_the_moves_and_the_reason():
         "1. gemm, forward",
         "lhs bfloat16[b 8@dp, s 512, k 4096@tp]",
         "all-reduce of out over tp",
-        "25.2 MB in 61.9 µs",
+        "25.2 MB in 106.4 µs",
         "k is sharded over tp on both: partial sums;",
         "sharding rhs's n over tp instead of k saves the all-reduce",
         "note: [a note]",  # what looks like markup stays as it is

@@ -9,20 +9,20 @@ from shardops.rules.step import Step
 from tests.explain.one_product import planned
 
 ROW = """\
-shardops report: mesh dp=2, tp=4; nvlink4: 450 GB/s, 1.0 µs a hop
+shardops report: mesh dp=2, tp=4; nvlink4: 261 GB/s, 4.0 µs and 1.0 µs a hop
 
 1. gemm, forward
    lhs         bfloat16[b 8@dp, s 512, k 4096@tp]
    rhs         bfloat16[k 4096@tp, n 4096]
    out         bfloat16[b 8@dp, s 512, n 4096]
-   step        all-reduce of out over tp: 25.2 MB, 61.9 µs
-   moves       25.2 MB in 61.9 µs; the product 17.2 GFLOP in 21.5 µs
+   step        all-reduce of out over tp: 25.2 MB, 106.4 µs
+   moves       25.2 MB in 106.4 µs; the product 17.2 GFLOP in 21.5 µs
    why         k is sharded over tp on both: partial sums; no sharding is asked of the result, \
 so all-reduce.
    suggestion  sharding rhs's n over tp instead of k saves the all-reduce at the price of an \
 all-gather: 12.6 MB instead of 25.2 MB; out is then b@dp, n@tp
 
-total: 25.2 MB in 61.9 µs
+total: 25.2 MB in 106.4 µs
 note: a note"""
 
 
@@ -103,6 +103,6 @@ def test_a_slower_link_takes_longer():
     (step,) = entry.steps
     sizes = {"dp": 2, "tp": 4}
     fast, slow = (timing.microseconds(step, sizes, LINKS[n]) for n in ("nvlink4", "pcie5"))
-    assert slow > 5 * fast
+    assert slow > 3 * fast
     with pytest.raises(ValueError, match=r"link is 'string'; expected one of nvlink4, pcie5"):
         timing.link_named("string")

@@ -120,7 +120,8 @@ def value_and_gradients(apply, out=None):
 )
 def test_layer_in_8_bits_is_as_good_as_on_one_device(rng, preset, kind, framework, recipe):
     """Another last bit of a norm puts numbers on the next of a format: the two differ, but not in
-    how far they are from the layer in float64. The kernels' largest magnitudes are exact."""
+    how far they are from the layer in float64: on a CPU up to 0.13, of attention's gradients. The
+    kernels' largest magnitudes are exact."""
     rules = PRESETS[preset]()
     apply, state, of = in_8_bits(framework, recipe, rules)
     params = programs.drawn(rng, of.shapes, "bfloat16")
@@ -146,7 +147,7 @@ def test_layer_in_8_bits_is_as_good_as_on_one_device(rng, preset, kind, framewor
         errors = [np.asarray(a, np.float64) - true for a in (ours, other)]
         mesh_error, one_error = (np.linalg.norm(e) / np.linalg.norm(true) for e in errors)
         what = f"{jax.tree_util.keystr(path)}: {mesh_error:.3g}, on one device {one_error:.3g}"
-        print(what)
+        assert one_error <= 0.2, what
         assert mesh_error <= 1.1 * one_error + 2**-8, what
     seen = [a for a in jax.tree.leaves(got[3]) if a.shape == (4,)]  # histories
     assert len(seen) == (12 if recipe == "delayed" else 0)  # of four products three each
