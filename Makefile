@@ -87,8 +87,9 @@ products: $(GPU_READY) ## time products beside XLA and PyTorch on this GPU, and 
 	$(RUN) benchmarks/gemm_times.py --json out/products.json
 	$(RUN) benchmarks/gemm_picture.py out/products.json
 
-collectives: $(TEST_READY) ## what everyday layouts move, into docs/collectives.md
+collectives: $(TEST_READY) ## what everyday layouts and layers move, into docs/*collectives.md
 	$(RUN) -m benchmarks.collectives
+	$(RUN) -m benchmarks.recipe_collectives
 
 exhaustive: $(TEST_READY) ## thousands of drawn cases where `test` has hundreds
 	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules tests/layers_flax \
