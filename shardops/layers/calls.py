@@ -25,8 +25,19 @@ from shardops.layers.transformer import (
 def promoted(dtype: Any, *arrays: jax.Array | None) -> list[Any]:
     """Arrays in `dtype`, or in their common one."""
     given = [a for a in arrays if a is not None]
+    _check_mesh(given)
     target = jnp.result_type(*given) if dtype is None else dtype
     return [None if a is None else a.astype(target) for a in arrays]
+
+
+def _check_mesh(arrays: list[jax.Array]) -> None:
+    """Refuse parameters of another mesh: JAX names neither."""
+    meshes = [jax.typeof(array).sharding.mesh for array in arrays]
+    here = jax.sharding.get_abstract_mesh()
+    for mesh in meshes:
+        if not mesh.empty and not here.empty and dict(mesh.shape) != dict(here.shape):
+            fix = "Make the module on this mesh, or put its state there (jax.device_put)."
+            raise ValueError(wrong("layers", "an array", f"on {mesh}", f"one on {here}", fix))
 
 
 def dense(

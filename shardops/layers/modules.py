@@ -45,20 +45,27 @@ def on_mixed_axes() -> bool:
     return bool(mesh.explicit_axes) and bool(mesh.auto_axes)
 
 
-def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Callable[..., Any]:
-    """An initializer whose value has the sharding that rules give on a mesh with Explicit axes.
+def cut_twice(names: Names, rules: Rules) -> bool:
+    """Whether rules put two dims on one axis: the first rule has it here, and Flax's NNX fails."""
+    given = dict(rules)
+    axes = jax.tree.leaves([given.get(name) for name in names if name is not None])
+    return len({*axes}) < len(axes)
 
-    There the types of arrays say how they are sharded, and Flax's metadata is only compared to it.
+
+def placed(init: Callable[..., Any], names: Names | None, rules: Rules) -> Callable[..., Any]:
+    """An initializer whose value lies where rules put it on the ambient mesh.
+
+    On Explicit axes the types of arrays say how they are sharded, and Flax's metadata is only
+    compared to it.
     """
 
-    def on_mesh(*args: Any) -> jax.Array:
-        value = init(*args)
-        mesh = jax.sharding.get_abstract_mesh()
-        if names is None or not mesh.explicit_axes or not resolvable(names, rules):
+    def on_it(*args: Any) -> jax.Array:
+        value, lies = init(*args), on_mesh(names, rules)
+        if lies is None:
             return value
-        return array_type.constrain(value, to_spec(resolve(names, rules), value.ndim))
+        return array_type.constrain(value, to_spec(lies, value.ndim))
 
-    return on_mesh
+    return on_it
 
 
 def axis_for(inputs: tuple[int, ...], axis: int | Sequence[int]) -> tuple[int, ...]:

@@ -205,6 +205,16 @@ def test_what_rules_cannot_place_is_named(name):
         call()
 
 
+def test_a_module_of_another_mesh_is_named():
+    with meshes.entered("explicit"):
+        module = of_nnx.LayerNormMLP(16, 32, rules=presets.tensor_parallel(), rngs=nnx.Rngs(0))
+    with (
+        meshes.entered("explicit", {"dp": 4, "tp": 2}),
+        pytest.raises(ValueError, match=r"layers: an array is on .*'tp': 4.*one on .*'tp': 2"),
+    ):
+        module(ones(4, 8, 16))
+
+
 def test_inputs_are_kept_on_explicit_axes_alone():
     module = linen.TransformerLayer(4, 32, rules=RULES, keep_gathered=True)
     with (

@@ -205,6 +205,19 @@ def test_modules_made_on_axes_of_both_kinds(rng, kind, rules):
                 assert meshes.same(kernel.sharding.spec, P(None, "tp"))
 
 
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_rules_that_put_two_dims_on_one_axis(kind):
+    """The one whose rule is first has it, in both frameworks: each axis cuts one dim."""
+    rules = (("embed", "tp"), ("heads", "tp"), ("kv_heads", "tp"), ("mlp", "tp"))
+    with meshes.entered(kind):
+        module = of_nnx.LayerNormMLP(D, 64, rules=rules, rngs=nnx.Rngs(0))
+        assert meshes.same(module.up.kernel[...].sharding.spec, P("tp"))
+        made = jax.jit(linen.LayerNormMLP(64, rules=rules).init)(
+            jax.random.key(0), jnp.ones((2, D))
+        )
+        assert meshes.same(nn.unbox(made)["params"]["up"]["kernel"].sharding.spec, P("tp"))
+
+
 def test_modules_of_both_frameworks_say_the_same_of_their_parameters():
     x = jnp.ones((1, 4, D))
     for make in (

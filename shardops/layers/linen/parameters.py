@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from shardops.layers import arguments, axes, modules, states
@@ -42,7 +43,8 @@ def param(
 ) -> Any:
     """A parameter with logical axes."""
     if names is not None:
-        init = modules.placed(init, names, current(rules))
+        if jax.sharding.get_abstract_mesh().explicit_axes:
+            init = modules.placed(init, names, current(rules))
         own = None if rules is None else arguments.rules(rules)
         init = nn.with_logical_partitioning(
             init, names, rules=() if modules.on_mixed_axes() else own

@@ -63,7 +63,7 @@ def param(
         if rules and rules != arguments.rules(get_logical_axis_rules()):
             metadata["sharding_rules"] = rules  # Flax knows those of its context
         eager = nnx.using_eager_sharding() and axes.resolvable(names, rules)
-        if eager and modules.on_mixed_axes():
+        if eager and (modules.on_mixed_axes() or modules.cut_twice(names, rules)):
             init, eager = modules.placed(init, names, rules), False
         init = nnx.with_partitioning(init, names, eager_sharding=eager, **metadata)
     return nnx.Param(init(rngs.params(), tuple(shape), dtype))
