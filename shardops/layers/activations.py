@@ -100,11 +100,20 @@ def _gated(activations: Gated, _: None, pre: jax.Array) -> jax.Array:
 
 
 def _pull_gated(activations: Gated, _: None, pre: jax.Array, dout: jax.Array) -> tuple[jax.Array]:
+    """Each element sees both halves, and is its own: XLA writes the two halves of a stack in one
+    kernel only where they share no tanh."""
+
     def of(one: jax.Array, other: jax.Array) -> jax.Array:
         return _wide_gated(activations, one, other)
 
-    both = jax.vjp(of, *_halves(_apart(pre)))[1](dout.astype(jnp.float32))
-    return (_apart(jnp.stack(both, axis=-2).astype(pre.dtype)),)
+    wide = _apart(pre).astype(jnp.float32)
+    axis = pre.ndim - 2
+    swapped = jax.lax.rev(wide, (axis,))
+    first = jnp.zeros_like(pre, jnp.int32) + jnp.arange(2)[:, None] == 0  # sharded as pre is
+    halves = jnp.where(first, wide, swapped), jnp.where(first, swapped, wide)
+    dwide = jnp.expand_dims(dout.astype(jnp.float32), axis) + jnp.zeros_like(wide)
+    both = jax.vjp(of, *halves)[1](dwide)
+    return (_apart(jnp.where(first, *both).astype(pre.dtype)),)
 
 
 _gated.defvjp(lambda a, _, pre: (_gated(a, None, pre), pre), _pull_gated)

@@ -122,8 +122,10 @@ def test_a_gate_is_one_kernel(rng, gate):
     operands = (x, gamma, up, down)
     for function, given, passes in ((forward, operands, 1), (both, (cotangent, *operands), 2)):
         ours = kernels_of(function, *given)
-        calls = [line for line in ours if "shardops_" in line]
-        assert len(ours) == len(calls) + passes, ours
+        rest = [line for line in ours if "shardops_" not in line]
+        large = [line for line in rest if re.search(r"\[512,", line.split("metadata")[0])]
+        assert len(large) == passes, rest  # besides them gamma's cotangent is rounded
+        assert not re.search(r"f32\[512,(2,)?512\]", "".join(large)), large
 
 
 @pytest.mark.parametrize("size, other", [(1e6, 1e-3), (1e-8, 1e4)])
