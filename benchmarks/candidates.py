@@ -24,9 +24,11 @@ def norm_candidates(
     # Kernels that hold rows in registers move odd ones element by element.
     ragged = any(g.ragged for g in staged)
     in_registers = [] if ragged else list(_in_registers(problem, backward))
-    for some in (staged, in_registers):
+    alone = [g for g in staged if g.stages == 1]
+    in_turn = [g for g in staged if g.stages > 1]
+    for some in (in_turn, alone, in_registers):
         random.Random(seed).shuffle(some)
-    return [None, *staged[:limit], *in_registers[: limit * 2 // 3]]
+    return [None, *in_turn[:limit], *alone[: limit * 2 // 3], *in_registers[: limit * 2 // 3]]
 
 
 def _in_registers(problem: NormProblem, backward: bool) -> Iterator[Geometry]:
@@ -71,6 +73,8 @@ def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
         (128, 256, 512), (1, 2, 4, 8, 16, 32), (3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (False, True)
     ):
         yield Staged(threads, group, stages, min_blocks=blocks, store_tiles=store)
+    if not backward:
+        yield from _one_tile_a_block()
     for group, groups, stages, blocks, store, cluster, hold in itertools.product(
         (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024),
         (1, 2, 3, 4, 6, 8),
@@ -84,6 +88,16 @@ def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
             continue
         turns = max(1, odd // groups) if cluster == 1 else 1
         yield Staged(groups * group, group, stages, turns, cluster, blocks, store, hold)
+
+
+def _one_tile_a_block() -> Iterator[Staged]:
+    for group, blocks, cluster in itertools.product(
+        (64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024),
+        (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16),
+        (1, 2, 4, 8),
+    ):
+        if 512 <= group * blocks <= 1536:
+            yield Staged(group, group, 1, 1, cluster, blocks, hold_gamma=False)
 
 
 def _ragged(backward: bool) -> Iterator[Staged]:
@@ -102,7 +116,7 @@ def _ragged(backward: bool) -> Iterator[Staged]:
 
 
 def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward: bool) -> bool:
-    if not g.fits(problem, target, loads) or g.stages < 3 + g.store_tiles:
+    if not g.fits(problem, target, loads) or 1 < g.stages < 3 + g.store_tiles:
         return False
     each = g.per_thread(problem)
     if backward:
@@ -128,6 +142,7 @@ def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward
     elif used < 0.6 or each > 64:
         return False
     # Enough bytes on their way for the memory, enough warps to work on them.
-    flight = g.min_blocks * (g.stages - 1 - g.store_tiles) * loads * g.tile_rows * chunk
+    tiles_ahead = max(1, g.stages - 1 - g.store_tiles)
+    flight = g.min_blocks * tiles_ahead * loads * g.tile_rows * chunk
     warps = g.threads * g.min_blocks // 32
     return flight * TYPE_BYTES[problem.x] >= 48 << 10 and 8 <= warps <= 48

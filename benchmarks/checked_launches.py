@@ -83,7 +83,9 @@ class Launches:
         self.arrays.append(DeviceArray(self.device, values, offset))
         return self.arrays[-1]
 
-    def __call__(self, what, operands, results, scalars=()) -> tuple[DeviceArray, ...]:
+    def __call__(
+        self, what, operands, results, scalars=(), layouts=None
+    ) -> tuple[DeviceArray, ...]:
         kernel = what.kernel
         launched = self.mbarriers or not has_mbarriers(kernel)
         outputs = []
@@ -119,7 +121,9 @@ class Planned:
     def array(self, values: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(values.shape, values.dtype)
 
-    def __call__(self, what, operands, results, scalars=()) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def __call__(
+        self, what, operands, results, scalars=(), layouts=None
+    ) -> tuple[jax.ShapeDtypeStruct, ...]:
         self.kernels[what.kernel] = None
         return tuple(results)
 

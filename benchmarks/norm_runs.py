@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raw_launch import Call, Device
+from raw_launch import Call, Device, numbers
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import BackwardPlan, Geometry, backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
@@ -17,7 +17,7 @@ from shardops.kernels.target import Target
 
 Plans = tuple[Launch, ...]
 MAX_PARTIALS = 16  # rows of partials a multiprocessor
-MAX_PARTS = 1024  # of a row that many blocks share
+LEAST_PART = 512  # columns of a row that many blocks share
 
 
 def plans_of(
@@ -35,40 +35,39 @@ class NormRun:
 
     def __init__(self, problem: NormProblem, backward: bool, target: Target):
         self.problem, self.backward = problem, backward
-        shape, row, dtype = (problem.rows, problem.cols), (problem.cols,), jnp.dtype(problem.x)
-        layer, add = problem.kind == "layer", problem.add
+        size, layer = problem.rows * problem.cols, problem.kind == "layer"
 
-        def draw(seed: int, of: tuple[int, ...]) -> jax.Array:
-            return jax.random.normal(jax.random.key(seed), of, dtype)
+        def of(role: str, count: int = size, dtype: str = problem.x) -> jax.Array:
+            return numbers(role, count, dtype)
 
-        gamma, x = draw(0, row), draw(1, shape)
-        mean, rstd = (jnp.full(shape[0], v, jnp.float32) for v in (0.01, 1.0))
-        beta = draw(2, row) if layer else None
-        residual = draw(3, shape) if add else None
-        out = jnp.zeros(shape, dtype)
-        sums_of_parts = jnp.zeros((problem.rows, MAX_PARTS, 3), jnp.float32)
+        x, gamma = of("x"), of("gamma", problem.cols)
+        mean, rstd = (jnp.full(problem.rows, v, jnp.float32) for v in (0.01, 1.0))
+        beta = of("beta", problem.cols) if layer else None
+        residual = of("residual") if problem.add else None
+        out = of("out")
+        sums_of_parts = of("parts", problem.rows * 3 * -(-problem.cols // LEAST_PART), "float32")
         if backward:
-            partials = jnp.zeros(
-                problem.sums * target.sm_count * MAX_PARTIALS * problem.cols, jnp.float32
-            )
-            sums = [jnp.zeros(row, jnp.float32) for _ in range(problem.sums)]
-            known = [draw(4, shape), x, gamma, mean if layer else None, rstd]
+            rows_of_partials = problem.sums * target.sm_count * MAX_PARTIALS
+            partials = of("partials", rows_of_partials * problem.cols, "float32")
+            sums = [of(f"sum {i}", problem.cols, "float32") for i in range(problem.sums)]
+            known = [of("dy"), x, gamma, mean if layer else None, rstd]
             self.operands = {
                 "sums": [*known, sums_of_parts],
                 "main": [*known, residual, out, partials],
                 "split": [*known, residual, sums_of_parts, out, partials],
                 "finish": [partials, *sums],
             }
-            self.results = [out, *sums]
+            self.results = [(out, size), *((each, problem.cols) for each in sums)]
         else:
             statistics = [mean, rstd] if layer else [rstd]
-            hidden = [jnp.zeros(shape, dtype)] if add else []
+            hidden = [of("h")] if problem.add else []
             self.operands = {
                 "sums": [x, residual, *hidden, sums_of_parts],
                 "main": [x, gamma, beta, residual, out, *hidden, *statistics],
                 "split": [*(hidden or [x]), gamma, beta, sums_of_parts, out, *statistics],
             }
-            self.results = [out, *hidden, *statistics]
+            self.results = [(out, size), *((h, size) for h in hidden)]
+            self.results += [(each, problem.rows) for each in statistics]
         jax.block_until_ready(self.operands)
 
     @property
@@ -99,10 +98,15 @@ class NormRun:
             return main.grid[0] // main.cluster[0]
         return main.grid[0] // Split(main.block[0], 1).column_blocks(self.problem)
 
+    def poison(self, device: Device) -> None:
+        for array, _ in self.results:
+            device.poison(array)
+
     def values(self) -> list[np.ndarray]:
-        """The first rows of the results, and the rest's: to compare candidates by."""
-        copies = [jnp.array(result) for result in self.results]
-        return [np.asarray(c[:64] if c.ndim == 2 else c).astype(np.float32) for c in copies]
+        """The first rows of the results, and the sums over rows: to compare candidates by."""
+        rows = 64 * self.problem.cols
+        copies = [jnp.array(array[: min(size, rows)]) for array, size in self.results]
+        return [np.asarray(copy).astype(np.float32) for copy in copies]
 
 
 def launched(calls: list[Call]) -> Callable[[], None]:

@@ -11,9 +11,12 @@ compiles what a run needs into a pack; name that in SHARDOPS_KERNEL_PACK.
 """
 
 import argparse
+import concurrent.futures
 import itertools
 import json
 import math
+import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
@@ -27,7 +30,7 @@ import numpy as np
 
 from raw_launch import Call, Device
 from shardops.kernels import compile, packing
-from shardops.kernels.launch import Launch
+from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
@@ -202,6 +205,18 @@ def variants(case: Case, min_blocks: Sequence[int]) -> list[Case]:
     return [with_min_blocks(case, blocks) for blocks in min_blocks]
 
 
+def compile_all(cases: Sequence[Case], arch: str) -> None:
+    """Into the cache on disk, on all cores."""
+    kernels = list(dict.fromkeys(launch.kernel for case in cases for launch in case.launches))
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
+        list(pool.map(partial(_compile, arch=arch), kernels, chunksize=4))
+
+
+def _compile(kernel: Kernel, arch: str) -> None:
+    compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
+
+
 def microseconds(device: Device, case: Case, x: str, target: Target) -> float:
     names = {name for arrays in case.arrays for name in arrays}
     held: dict[str, jax.Array] = {}
@@ -239,7 +254,7 @@ def copy_bandwidth(device: Device, size: int) -> float:
     )
 
     def run() -> None:
-        device.call("cuMemcpyDtoDAsync_v2", to, source, size, None)
+        device.call("cuMemcpyDtoDAsync_v2", to, source, size, device.stream)
 
     return 2 * size / min(device.microseconds(run, 10) for _ in range(SERIES)) * 1e6
 
@@ -278,6 +293,7 @@ def main(arguments: Sequence[str]) -> int:
         filled([case for _, case in cases], options.pack, target.arch)
     if not on_gpu:
         return 0
+    compile_all([case for _, case in cases], target.arch)
     device = Device()
     bandwidth = copy_bandwidth(device, 2**30)
     print(f"{jax.devices()[0].device_kind}: copy {bandwidth / 1e12:.3f} TB/s; {options.dtype}")

@@ -5,10 +5,13 @@ the device meanwhile.
 """
 
 import ctypes
+import functools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels import library
@@ -18,6 +21,8 @@ _MAX_DYNAMIC_SHARED = 8
 _NON_PORTABLE_CLUSTER = 14
 _CLUSTER_DIMENSION = 4
 _PORTABLE_CLUSTER = 8
+_NON_BLOCKING = 1
+_RELAXED_CAPTURE = 2
 _STICKY = (700, 702, 714, 715, 716, 717, 718, 719)  # illegal accesses and the like
 
 
@@ -54,22 +59,50 @@ class Device:
         self.call("cuDeviceGet", ctypes.byref(device), 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
+        self.stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING)
         self._events = [ctypes.c_void_p() for _ in range(2)]
         for event in self._events:
             self.call("cuEventCreate", ctypes.byref(event), 0)
 
-    def microseconds(self, run: Callable[[], None], count: int) -> float:
-        """The time of one of `count` calls of `run`, which only launches."""
+    def microseconds(self, run: Callable[[], None], count: int, graph: bool = False) -> float:
+        """The time of one of `count` calls of `run`, which only launches.
+
+        Args:
+          graph: as a CUDA graph, for kernels that take less time than Python to launch them.
+        """
         run()
+
+        def times() -> None:
+            for _ in range(count):
+                run()
+
+        return self._elapsed(self._replay(times) if graph else times) / count
+
+    def _elapsed(self, work: Callable[[], None]) -> float:
         start, end = self._events
-        self.call("cuEventRecord", start, None)
-        for _ in range(count):
-            run()
-        self.call("cuEventRecord", end, None)
+        self.call("cuEventRecord", start, self.stream)
+        work()
+        self.call("cuEventRecord", end, self.stream)
         self.call("cuEventSynchronize", end)
         milliseconds = ctypes.c_float()
         self.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
-        return milliseconds.value * 1e3 / count
+        return milliseconds.value * 1e3
+
+    def _replay(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What launches all that `work` does as one graph, and has done so once."""
+        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuStreamBeginCapture_v2", self.stream, _RELAXED_CAPTURE)
+        work()
+        self.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
+        self.call("cuGraphLaunch", ready, self.stream)
+        return lambda: self.call("cuGraphLaunch", ready, self.stream)
+
+    def poison(self, array: jax.Array) -> None:
+        """NaN everywhere, so that what a launch does not write shows."""
+        start = ctypes.c_uint64(array.unsafe_buffer_pointer())
+        self.call("cuMemsetD8Async", start, 0xFF, ctypes.c_size_t(array.nbytes), self.stream)
 
     def call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)
@@ -79,8 +112,22 @@ class Device:
             raise LaunchError(f"{name} returned {status}")
 
 
+def numbers(role: str, count: int, dtype: str) -> jax.Array:
+    """At least so many random numbers in a row, the same array for the same role and size.
+
+    Problems of one size share them, so that a run over many row lengths draws once.
+    """
+    return _numbers(role, 1 << (count - 1).bit_length(), dtype)
+
+
+@functools.cache
+def _numbers(role: str, count: int, dtype: str) -> jax.Array:
+    key = jax.random.key(zlib.crc32(role.encode()))
+    return jax.block_until_ready(jax.random.normal(key, count, jnp.dtype(dtype)))
+
+
 class Call:
-    """A launch with its arguments, ready to go on the default stream."""
+    """A launch with its arguments, ready to go on the device's stream."""
 
     def __init__(
         self,
@@ -105,7 +152,7 @@ class Call:
             (ctypes.c_uint * 3)(*launch.grid),
             (ctypes.c_uint * 3)(*launch.block),
             launch.shared_bytes,
-            None,
+            device.stream,
             ctypes.pointer(self._cluster),
             int(launch.cluster != (1, 1, 1)),
         )

@@ -89,19 +89,22 @@ def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[
     least = -(-problem.words * 16 * operands // (192 << 10))  # blocks that a row takes at least
     for parts in (1, 2, 4, 8, 16):
         words = -(-problem.words // parts)
-        if not least <= parts < 4 * least or (parts > 1 and words < 1024):
+        if not least <= parts <= 4 * least or (parts > 1 and words < 1024):
             continue
-        for blocks in (1, 2, 3, 4):
+        for blocks in (1, 2, 3, 4, 5, 6):
             for threads in (256, 512, 1024):
-                if not 512 <= threads * blocks <= 1024:
+                if not 512 <= threads * blocks <= 1536:
                     continue
                 for batch in (2, 4):
                     chunk = 16 * threads * batch * operands
                     chunks = -(-words // (threads * batch))
                     depth = min((_SHARED // blocks - 2048) // chunk, 4 * chunks + 1)
-                    if depth <= chunks:
-                        continue
-                    yield Geometry("staged", threads, 1, parts, blocks, batch=batch, depth=depth)
+                    # Room for some of the next row; or, if so many blocks fit, of a row each.
+                    for places in {depth, chunks} if operands == 1 else {depth} - {chunks}:
+                        if places >= chunks and depth >= places:
+                            yield Geometry(
+                                "staged", threads, 1, parts, blocks, batch=batch, depth=places
+                            )
 
 
 def _long(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[Geometry]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raw_launch import Call, Device
+from raw_launch import Call, Device, numbers
 from shardops.kernels import softmax, softmax_plan
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.softmax_plan import Plan, SoftmaxProblem
@@ -103,10 +103,19 @@ class RawRun:
 
     def __init__(self, case: Case):
         self.case = case
-        self._sets = [case.arrays(2 * i) for i in range(2)]
-        dtype = jnp.dtype(case.dtype)
-        self._results = [jnp.full(case.shape, jnp.nan, dtype) for _ in range(2)]
-        jax.block_until_ready([self._sets, self._results])
+        self._size = math.prod(case.shape)
+        masks = []
+        if case.masked:
+            hidden = numbers("mask", math.prod(case.mask_shape), "float32") < -0.5
+            masks = [jax.block_until_ready(hidden)]
+        self._sets = [
+            [*(self._numbers(f"operand {o} of {s}") for o in range(case.operands)), *masks]
+            for s in range(2)
+        ]
+        self._results = [self._numbers(f"result {s}") for s in range(2)]
+
+    def _numbers(self, role: str) -> jax.Array:
+        return numbers(role, self._size, self.case.dtype)
 
     def calls(self, device: Device, plan: Plan, cubins: list[bytes]) -> list[Call]:
         """The launches on the first set, then those on the second."""
@@ -140,21 +149,22 @@ class RawRun:
         hide = jnp.zeros((1, 1), bool)
         if case.kind == "causal":
             hide = jnp.arange(keys) > jnp.asarray(rows % case.shape[-2])[:, None]
-        first = [a.reshape(-1, keys)[rows] for a in self._sets[0][: case.operands]]
+        first = [self._rows(a) for a in self._sets[0][: case.operands]]
         if not case.masked:
             return (_forward if case.operands == 1 else _backward)(*first, hide)
-        mask = jnp.broadcast_to(self._sets[0][1], case.shape).reshape(-1, keys)[rows]
-        return _forward(*first, mask)
+        mask = self._sets[0][1][: math.prod(case.mask_shape)].reshape(case.mask_shape)
+        return _forward(*first, jnp.broadcast_to(mask, case.shape).reshape(-1, keys)[rows])
 
     def error(self) -> float:
         """Of some rows of the first set's result, against float32, to the largest number."""
         # A copy: the launches wrote behind JAX's back.
-        got = jnp.array(self._results[0]).reshape(-1, self.case.shape[-1])[self._some_rows]
+        got = self._rows(jnp.array(self._results[0]))
         wrong = jnp.abs(got.astype(jnp.float32) - self._wanted).max()
         return float(wrong / jnp.abs(self._wanted).max())
 
-    def forget_results(self) -> None:
-        """So that what a launch does not write shows."""
-        nan = jnp.full(self.case.shape, jnp.nan, jnp.dtype(self.case.dtype))
-        self._results = [jnp.array(nan), jnp.array(nan)]
-        jax.block_until_ready(self._results)
+    def _rows(self, array: jax.Array) -> jax.Array:
+        return array[: self._size].reshape(-1, self.case.shape[-1])[self._some_rows]
+
+    def poison(self, device: Device) -> None:
+        for result in self._results:
+            device.poison(result)

@@ -2,11 +2,12 @@
 
     python benchmarks/softmax_times.py [--keys 1024,4096] [--shape 4,16,2048,2048]
         [--only forward|backward] [--kind plain,causal,masked,heads] [--dtype bfloat16]
-        [--mib 128] [--rows N] [--sweep] [--json FILE]
+        [--mib 128] [--rows N] [--raw] [--sweep] [--json FILE]
 
-A time is kernel time (kernel_time.py), of a sweep's candidates that of launches back to back, gaps
-included. floor = the bytes that must move (softmax_runs.py) / the copy bandwidth of this run;
-fraction = floor / time. A sweep compiles first, on all cores, and leaves out what is not right.
+A time is kernel time (kernel_time.py), with --raw, and of a sweep's candidates, that of launches
+back to back, gaps included. floor = the bytes that must move (softmax_runs.py) / the copy bandwidth
+of this run; fraction = floor / time. A sweep compiles first, on all cores, and leaves out what is
+not right.
 Needs a GPU: without one it lists the launch shapes.
 """
 
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         for case in _cases(options)
         for geometry in candidates(case.problem, target, case.operands)[: options.limit]
     ]
-    cubins = _compiled(jobs, target) if options.sweep else {}
+    raw = options.sweep or options.raw
+    cubins = _compiled(jobs, target) if raw else {}
     import jax  # after the compilations: a process of it should not be forked
 
     from bench import copy_bandwidth
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         floor = case.bytes / bandwidth * 1e6
         if not on_gpu:
             entries = [{"geometry": geometry, "us": math.nan} for geometry in geometries]
-        elif options.sweep:
+        elif raw:
             entries = _swept(case, geometries, target, cubins)
         else:
             entries = [{"geometry": geometries[0], "us": _kernel_time(case)}]
@@ -89,6 +91,7 @@ def _options(arguments: Sequence[str]) -> Any:
     parser.add_argument("--mib", type=float, default=128, help="size of x")
     parser.add_argument("--rows", type=int, help="rows of x, in the place of --mib")
     parser.add_argument("--sweep", action="store_true", help="time all launch shapes")
+    parser.add_argument("--raw", action="store_true", help="launches back to back, without XLA")
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--sm-count", type=int, default=132)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all that was timed")
@@ -110,7 +113,7 @@ def _cases(options: Any) -> Iterator[Case]:
 def _shape(keys: int, kind: str, options: Any) -> tuple[int, int, int, int]:
     size = TYPE_BYTES[options.dtype]
     rows = options.rows or max(1, int(options.mib * 2**20) // (keys * size))
-    queries = min(1024 if kind == "masked" else keys, rows)
+    queries = min(keys if kind == "causal" else 1024, rows)
     batch = max(1, rows // queries)
     heads = min(16, batch) if kind == "heads" else 1
     return (batch // heads, heads, queries, keys)
@@ -143,20 +146,20 @@ def _swept(
     device, run, entries = Device(), RawRun(case), []
     for geometry in geometries:
         plan = case.plan(target, geometry)
+        run.poison(device)
         try:
             calls = run.calls(device, plan, [cubins[launch.kernel] for launch in plan.launches])
             times = [device.microseconds(launched(calls), 4) for _ in range(3)]
         except LaunchError as error:  # a cluster that the device has no room for, say
             print(f"{case.direction} {case.shape}: {described(geometry)}: {error}")
             continue
-        error = run.error()
+        error = run.error() if len(geometries) > 1 else 0.0
         if error <= CLOSE[TYPE_BYTES[case.dtype]]:
             entries.append({"geometry": geometry, "us": min(times) / 2})
         else:
             print(
                 f"{case.direction} {case.kind} {case.shape}: {described(geometry)} wrong: {error}"
             )
-        run.forget_results()
     return entries
 
 

@@ -13,7 +13,6 @@ plan's own as a table of shardops/kernels/tuned.
 import argparse
 import concurrent.futures
 import dataclasses
-import functools
 import json
 import multiprocessing
 import os
@@ -42,6 +41,7 @@ OPS = tuple(
     for kind in ("rms", "layer")
 )
 BYTES = 128 << 20  # of x
+GRAPH_BYTES = 64 << 20  # that move: of fewer, launches take longer than kernels
 WORTH = 0.98  # of the time of the plan's own choice
 CLOSE = {2: 2e-2, 4: 1e-4}  # two orders of summation apart, by bytes of x
 
@@ -115,9 +115,8 @@ def compile_job(job: Job) -> tuple[bytes, ...]:
     return tuple(_compiled(plan.kernel, job.target.arch) for plan in plans)
 
 
-@functools.cache
 def _compiled(kernel: Kernel, arch: str) -> bytes:
-    return compile.compile_kernel(kernel.file, kernel.name, kernel.constants, arch)[0]
+    return compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
 
 
 def time_all(jobs: list[Job], cubins: list[tuple[bytes, ...]]) -> list[dict[str, Any]]:
@@ -148,27 +147,30 @@ def time_problem(device: Any, jobs: list[Job], cubins: list[tuple[bytes, ...]]) 
 
     job = jobs[0]
     run = NormRun(job.problem, job.backward, job.target)
+    graph = run.bytes < GRAPH_BYTES
     wanted, rows = None, []
     for candidate, codes in zip(jobs, cubins, strict=True):
         geometry = candidate.geometry
         row: dict[str, Any] = {"geometry": geometry and dataclasses.asdict(geometry)}
         plans = plans_of(job.problem, job.backward, geometry, job.target)
+        run.poison(device)
         try:
             calls = run.calls(device, plans, codes)
-            row["us"] = min(device.microseconds(launched(calls), 6) for _ in range(3))
+            row["us"] = min(device.microseconds(launched(calls), 6, graph) for _ in range(3))
             main = launched(calls[: len(calls) - job.backward])  # without the last sum
-            row["main"] = min(device.microseconds(main, 6) for _ in range(2))
+            row["main"] = min(device.microseconds(main, 6, graph) for _ in range(2))
         except LaunchError as error:  # a cluster that the device has no room for, say
             row["failed"] = str(error)
             rows.append(row)
             continue
-        values = run.values()
-        wanted = wanted or values
-        row["error"] = relative_error(values, wanted)
+        if len(jobs) > 1:
+            values = run.values()
+            wanted = wanted or values
+            row["error"] = relative_error(values, wanted)
         rows.append(row)
     return {
         "op": job.name,
-        "key": tuned.key(job.problem, job.direction),
+        "key": tuned.keys(job.problem, job.target, job.direction)[0],
         "cols": job.problem.cols,
         "x": job.problem.x,
         "bytes": run.bytes,

@@ -32,7 +32,8 @@ constexpr int kCount = Slice::kCount;
 constexpr int kRowsPerWarp = kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;
 constexpr int kSets = kRowsPerBlock / kRowsPerWarp;
 
-// One row as a thread holds it between memory and use.
+// One row as a thread holds it between memory and use. Read without a policy of the caches: to have
+// them drop first what was read made launches 2 to 5 % slower.
 struct RowInput {
   Vector<X, kLength> x[kCount];
   Vector<X, kLength> dy[kCount];
@@ -45,8 +46,8 @@ __device__ __forceinline__ void load_row(RowInput& to, const X* __restrict__ dy,
                                          const float* __restrict__ rstd, long long row, bool active,
                                          bool aligned) {
   const long long offset = row * kCols;
-  Slice::load_all<true>(to.x, x + offset, active, aligned);
-  Slice::load_all<true>(to.dy, dy + offset, active, aligned);
+  Slice::load_all<false>(to.x, x + offset, active, aligned);
+  Slice::load_all<false>(to.dy, dy + offset, active, aligned);
   to.mean = LAYER && active ? mean[row] : 0.0f;
   to.rstd = active ? rstd[row] : 0.0f;
 }
@@ -144,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     }
 #if HAS_ADD
     Vector<X, kLength> residual[kCount];
-    Slice::load_all<true>(residual, dh + row * kCols, active, aligned);
+    Slice::load_all<false>(residual, dh + row * kCols, active, aligned);
 #endif
     if constexpr (!HOLD_GAMMA) Slice::load_all<false>(scale, gamma, true, aligned);
 

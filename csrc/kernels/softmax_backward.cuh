@@ -58,8 +58,9 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (!pieces.sees(i)) continue;
-      ys[i] = pieces.load_ith(y_row, i);
-      dys[i] = pieces.load_ith(dy_row, i);
+      // Odd rows share sectors: their neighbours' blocks want those from the cache.
+      ys[i] = pieces.load_ith<kEven>(y_row, i);
+      dys[i] = pieces.load_ith<kEven>(dy_row, i);
     }
     const bool sees_edge = !kEven && pieces.edge < keys.count;
     float edge_y = 0.0f, edge_dy = 0.0f;

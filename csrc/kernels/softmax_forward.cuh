@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     Word words[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (pieces.sees(i)) words[i] = pieces.load_ith(x_row, i);
+      if (pieces.sees(i)) words[i] = pieces.load_ith<true>(x_row, i);
     }
     float edge = negative_infinity();
     if (!kEven && pieces.edge < keys.count) {

@@ -65,8 +65,9 @@ struct Pieces {
     return (i + 1) * kThreads <= kSureWords || column(i) < seen;
   }
 
+  template <bool kStream>
   __device__ __forceinline__ Word load_ith(const X* row, int i) const {
-    return load<true, true, kLength>(row + first + i * kStride);
+    return load<true, kStream, kLength>(row + first + i * kStride);
   }
   __device__ __forceinline__ void store_words(X* row, const Word (&from)[kCount]) const {
     X* own = row + first;

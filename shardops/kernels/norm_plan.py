@@ -7,7 +7,7 @@ take the kernels that read them once. On sm_90 and newer, rows stream through sh
 
 from dataclasses import dataclass
 
-from shardops.kernels import norm_registers, norm_split, norm_staged, tuned
+from shardops.kernels import norm_registers, norm_split, norm_staged_choice, tuned
 from shardops.kernels.launch import MAX_GRID, Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
 from shardops.kernels.norm_registers import Geometry
@@ -86,10 +86,12 @@ def backward_plan(
 def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged | Split:
     """The shape measured for this GPU, else streamed rows, else in registers, else shared."""
     if norm_split.few_rows(problem, target):
-        return norm_staged.few_rows_forward(problem, target) or norm_split.forward_split(problem)
+        return norm_staged_choice.few_rows_forward(problem, target) or norm_split.forward_split(
+            problem
+        )
     return (
         _measured(problem, target, "forward")
-        or norm_staged.forward_choice(problem, target)
+        or norm_staged_choice.forward_choice(problem, target)
         or norm_registers.forward_in_registers(problem, target)
         or norm_split.forward_split(problem)
     )
@@ -100,9 +102,8 @@ def backward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged
     if norm_split.few_rows(problem, target):
         return norm_split.backward_split(problem)
     return (
-        norm_staged.few_rows_backward(problem, target)
-        or _measured(problem, target, "backward")
-        or norm_staged.backward_choice(problem, target)
+        _measured(problem, target, "backward")
+        or norm_staged_choice.backward_choice(problem, target)
         or norm_registers.backward_in_registers(problem, target)
         or norm_split.backward_split(problem)
     )
@@ -114,7 +115,12 @@ def _measured(
     fields = tuned.lookup(problem, target, direction)
     if fields is None:
         return None
-    return Staged(**fields) if "stages" in fields else Geometry(**fields)
+    if "stages" not in fields:
+        return Geometry(**fields)
+    found = Staged(**fields)
+    return (
+        found if found.fits(problem, target, 1 + problem.add + (direction == "backward")) else None
+    )
 
 
 def _finish(problem: NormProblem, target: Target) -> Launch:

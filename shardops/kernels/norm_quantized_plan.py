@@ -7,7 +7,7 @@ plan: those take y in float32, and then what quantises arrays.
 
 from dataclasses import dataclass, replace
 
-from shardops.kernels.launch import Kernel, Launch
+from shardops.kernels.launch import MAX_GRID, Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
 from shardops.kernels.norm_quantized_tiles import (
     Tiles,
@@ -82,6 +82,8 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
             threads = round_up(-(-norm.vectors // per_thread), 32)
         if threads <= most:
             rows = max(1, 128 // threads)
+            while -(-norm.rows // rows) > MAX_GRID and threads * rows < 1024:
+                rows *= 2
             halved = norm.add and (norm.kind == "layer" or held > 16)
             return RowGeometry(threads, rows, max(1, resident // (1 + halved) // (threads * rows)))
     return None

@@ -74,7 +74,8 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
     if words <= 512 and not problem.causal and (problem.even or not masked):
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
     if problem.causal and problem.even and not masked and 256 < words <= 2048:
-        return _registers(problem, target, 4, 1280 if words <= 1536 else 1536, hold=False)
+        resident = 1440 if words <= 1024 else 1280 if words <= 1536 else 1536
+        return _registers(problem, target, 4, resident, hold=False)
     resident = _resident(problem, not problem.even, _is_crowded(problem))
     return _registers(problem, target, 4, resident)
 
@@ -90,6 +91,7 @@ def backward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     resident = _resident(problem, not problem.even and problem.causal) if each == 4 else 1152
     return (
         _tile(problem, 2)
+        or _staged_causal(problem, target)
         or _registers(problem, target, each, resident, 2)
         or (None if problem.causal else _staged(problem, target, 2))
         or _registers(problem, target, each, resident, 16)
@@ -156,8 +158,8 @@ def _registers(
     threads = -(-needed // 32) * 32
     if needed <= 32 or (each == 3 and parts == 1):
         threads = 1 << (needed - 1).bit_length()
-        if threads == 256 and words < 480:  # of two each: as many as have two
-            threads = -(-words // 64) * 32
+        if threads == 256 and words < 480:  # few would have three
+            threads = -(-words // 64) * 32 if problem.mask else 128
     elif 64 < threads < 128:
         threads = 128
     rows = 1
@@ -202,8 +204,23 @@ def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Geometry 
             chunks = -(-words // (threads * batch))
             return Geometry("staged", threads, 1, parts, 2, batch=batch, depth=chunks)
         if parts <= operands and chunks <= depth:
+            if operands == 1 and problem.even and not problem.causal and problem.mask == 0:
+                threads, depth = 2 * threads, depth // 2
             return Geometry("staged", threads, parts=parts, batch=batch, depth=depth)
     return None
+
+
+def _staged_causal(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Backward, causal: where registers would take a cluster, of whose blocks the last have nothing
+    to do in most rows, but two blocks of a row each fit on a multiprocessor.
+    """
+    threads, batch = 256, 2
+    chunks = -(-problem.words // (threads * batch))
+    room = (target.shared_bytes + (1 << 10)) // 2 - (3 << 9)  # less the system's and the barriers
+    depth = room // (32 * threads * batch)
+    if not problem.causal or problem.words <= 2048 or not has_clusters(target) or chunks >= depth:
+        return None
+    return Geometry("staged", threads, min_blocks=2, batch=batch, depth=depth)
 
 
 def _spread(problem: SoftmaxProblem, target: Target, least: int) -> int:

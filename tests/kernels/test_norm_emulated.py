@@ -85,6 +85,21 @@ CASES = {
     "staged, cluster, misaligned": (
         NormProblem(9, 1000, "rms", "bfloat16", "bfloat16", None, True), 1,
         Staged(64, 64, stages=4, cluster=2, hold_gamma=False)),
+    "staged, a block a tile": (
+        NormProblem(37, 264, "layer", "float16", "bfloat16", "float32", True), 0,
+        Staged(96, 32, stages=1, hold_gamma=False)),
+    "staged, a block a row": (
+        NormProblem(7, 1304, "layer", "bfloat16", "bfloat16", "float32"), 0,
+        Staged(64, 64, stages=1, hold_gamma=False)),
+    "staged, a block a row, misaligned": (
+        NormProblem(7, 1304, "rms", "bfloat16", "bfloat16", None, True), 1,
+        Staged(64, 64, stages=1)),
+    "staged, a cluster a row": (
+        NormProblem(5, 2056, "layer", "bfloat16", "float32", "bfloat16", True), 0,
+        Staged(64, 64, stages=1, cluster=3, hold_gamma=False)),
+    "ragged, a block a row": (
+        NormProblem(19, 1001, "layer", "bfloat16", "bfloat16", "bfloat16"), 1,
+        Staged(64, 64, stages=1, hold_gamma=False, ragged=True)),
     "ragged, a warp a row": (
         NormProblem(37, 33, "layer", "bfloat16", "float32", "bfloat16", True, True), 0, RAGGED),
     "ragged, a warp a row, last words empty": (

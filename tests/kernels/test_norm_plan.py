@@ -8,6 +8,8 @@ from shardops.kernels import norm_plan
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
+from shardops.kernels.quantize_plan import QuantizeProblem
 from shardops.kernels.target import Target, target_for
 
 TARGETS = [target_for("sm_80", 108), target_for("sm_89", 128), target_for("sm_90", 132)]
@@ -56,7 +58,11 @@ def check_staged(launch: Launch, problem: NormProblem, target: Target) -> None:
     assert group % 32 == 0 or (group < 32 and group & (group - 1) == 0)
     assert constants["TILE_ROWS"] % (threads // group) == 0
     assert group > 32 or constants["TILE_ROWS"] == threads // group
-    assert constants["STAGES"] >= 3 + constants["STORE_TILES"]
+    alone = constants["STAGES"] == 1  # a block has one tile and is done
+    assert alone or constants["STAGES"] >= 3 + constants["STORE_TILES"]
+    if alone:
+        tiles = -(-problem.rows // constants["TILE_ROWS"])
+        assert launch.grid[0] == tiles * constants["CLUSTER"]
     assert launch.shared_bytes == constants["SHARED_BYTES"]
     itemsize = 4 if problem.x == "float32" else 2
     cluster, chunk = constants["CLUSTER"], constants["CHUNK"]
@@ -144,7 +150,9 @@ def test_forward_plan_keeps_limits(problem, target):
         tiles = -(-problem.rows // constants["TILE_ROWS"])
         resident = max(1, target.sm_count * constants["MIN_BLOCKS"] // constants["CLUSTER"])
         owners = launch.grid[0] // constants["CLUSTER"]
-        if problem.cols % constants["VECTOR"]:  # ragged: whole periods of rows
+        if constants["STAGES"] == 1:
+            assert owners == tiles
+        elif problem.cols % constants["VECTOR"]:  # ragged: whole periods of rows
             assert min(tiles, resident) - 8 < owners <= max(8, resident)
         else:
             assert owners == min(tiles, resident)
@@ -212,6 +220,16 @@ def test_plan_does_not_depend_on_rows_beyond_the_grid():
     for plan, part in ((forward_plan, "main"), (backward_plan, "main"), (backward_plan, "finish")):
         of_small, of_large = (getattr(plan(p, target), part) for p in (small, large))
         assert of_small.kernel == of_large.kernel
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row32"])
+def test_many_short_rows_that_are_quantised_keep_the_grid(scales):
+    written = QuantizeProblem(1, 1, 2**33, 1, "bfloat16", "float8_e4m3fn", scales)
+    norm = NormProblem(2**33, 1, "rms", "bfloat16", "bfloat16")
+    for target in TARGETS:
+        plan = quantized_forward_plan(QuantizedNorm(norm, written), target)
+        assert plan is not None
+        check_launch(plan.main, target)
 
 
 @pytest.mark.parametrize("cols", [7, 1000, 4096, 5120, 262144])

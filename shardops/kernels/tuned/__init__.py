@@ -2,7 +2,8 @@
 
 A table is a JSON file named by architecture and multiprocessors, "sm_90-132.json": one beside this
 file, and one in SHARDOPS_CACHE_DIR/tuned, as `make tune` writes it, which goes first. A table maps
-`key`s to the fields of a `Geometry` or of a `Staged`.
+`key`s to the fields of a `Geometry` or of a `Staged`. Few rows have keys of their own, and without
+one that of many.
 """
 
 import functools
@@ -19,16 +20,23 @@ from shardops.kernels.target import Target
 _SHIPPED = pathlib.Path(__file__).parent
 
 
-def key(problem: NormProblem, direction: str) -> str:
-    """What a shape was measured for, "rms.backward.add 2 2 4096": bytes of x and gamma, columns."""
+def keys(problem: NormProblem, target: Target, direction: str) -> tuple[str, ...]:
+    """What a shape was measured for, "rms.backward.add 2 2 4096": bytes of x and gamma, columns.
+
+    Before it, for few rows, the same and "few": two a multiprocessor, of which a launch for many
+    would write as many partial sums as there are rows.
+    """
     add = ".add" if problem.add else ""
     sizes = f"{TYPE_BYTES[problem.x]} {TYPE_BYTES[problem.gamma]}"
-    return f"{problem.kind}.{direction}{add} {sizes} {problem.cols}"
+    of_many = f"{problem.kind}.{direction}{add} {sizes} {problem.cols}"
+    few = direction == "backward" and problem.rows <= 2 * target.sm_count
+    return (f"{of_many} few", of_many) if few else (of_many,)
 
 
 def lookup(problem: NormProblem, target: Target, direction: str) -> dict[str, Any] | None:
     """The fields of the shape in the table of this GPU; None where there is none."""
-    return _table(target.arch, target.sm_count).get(key(problem, direction))
+    table = _table(target.arch, target.sm_count)
+    return next((table[k] for k in keys(problem, target, direction) if k in table), None)
 
 
 def file_name(arch: str, sm_count: int) -> str:

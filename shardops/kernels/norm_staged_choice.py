@@ -1,0 +1,189 @@
+"""Which launch shape rows that stream through shared memory take, where none was measured.
+
+Rules by row length, found by benchmarks/tune.py on one H200.
+"""
+
+import itertools
+from dataclasses import replace
+
+from shardops.kernels.element_types import TYPE_BYTES
+from shardops.kernels.norm_problem import NormProblem, register_limit, rows_to_next_place
+from shardops.kernels.norm_staged import Staged, has_staged_kernels
+from shardops.kernels.sizes import round_up
+from shardops.kernels.target import Target
+
+_RAGGED_FROM = 512  # columns
+
+
+def forward_choice(problem: NormProblem, target: Target) -> Staged | None:
+    """For rows that registers hold badly: long ones, and those no wide word cuts."""
+    loads = 1 + problem.add
+    if not has_staged_kernels(target):
+        return None
+    if problem.vector < problem.word:
+        return _ragged_or_odd(problem, target, loads, 32)
+    if problem.vectors < 2048:
+        return None
+    alone = _a_block_a_row(problem, target, loads)
+    if alone is not None:
+        return alone
+    if problem.cols <= 32768:
+        for cluster in (1, 2):
+            chunk_vectors = -(-problem.vectors // cluster)
+            threads = min(512, max(128, round_up(chunk_vectors // 5, 32)))
+            for stages in (6, 5, 4):
+                found = Staged(threads, threads, stages, 1, cluster)
+                found = replace(found, hold_gamma=found.can_hold_gamma(problem))
+                if found.fits(problem, target, loads):
+                    return found
+    cluster = _cluster_of_small_chunks(problem)
+    threads = max(128, round_up(problem.cols // cluster // 64, 32))
+    for blocks, stages in ((3, 4), (2, 4), (1, 4), (1, 3)):
+        found = Staged(threads, threads, stages, 1, cluster, blocks)
+        found = replace(found, hold_gamma=found.can_hold_gamma(problem))
+        if found.per_thread(problem) <= 128 and found.fits(problem, target, loads):
+            return found
+    return None
+
+
+def _a_block_a_row(problem: NormProblem, target: Target, loads: int) -> Staged | None:
+    """Where several blocks fit side by side: one loads its row while another writes.
+
+    LayerNorm without a residual sums more than it moves: there rows that stream were as fast.
+    """
+    if problem.kind == "layer" and not problem.add:
+        return None
+    threads = round_up(-(-problem.cols // 64), 32)
+    for blocks in (3, 2) if not problem.add else (2,):
+        found = Staged(threads, threads, 1, min_blocks=blocks, hold_gamma=False)
+        held = 64 + found.per_thread(problem) * TYPE_BYTES[problem.x] // 8
+        if held <= register_limit(threads * blocks) and found.fits(problem, target, loads):
+            return found
+    return None
+
+
+def few_rows_forward(problem: NormProblem, target: Target) -> Staged | None:
+    """A cluster a row, where one launch takes less time than the two of norm_split.py."""
+    found = Staged(512, 512, 3, cluster=8)
+    simple = problem.kind == "rms" and not problem.add and problem.vector == problem.word
+    fits = has_staged_kernels(target) and simple and found.can_hold_gamma(problem)
+    return found if fits and found.fits(problem, target, 1) else None
+
+
+def _few_rows_backward(problem: NormProblem, target: Target) -> Staged | None:
+    """More blocks a row, where each would write hardly fewer partial sums than it reads rows."""
+    if not 8192 < problem.cols <= 20480 or problem.rows > 2 * target.sm_count:
+        return None
+    found = Staged(128, 128, 3, cluster=8, min_blocks=2)
+    fits = found.fits(problem, target, 2 + problem.add)
+    return found if fits and found.backward_registers(problem) <= register_limit(256) else None
+
+
+def backward_choice(problem: NormProblem, target: Target) -> Staged | None:
+    """From rows on whose parameters' gradients crowd the registers of the kernels without copies.
+
+    About 32 elements a thread: its sums are then a quarter of the registers, or half with beta.
+    """
+    loads = 2 + problem.add
+    if not has_staged_kernels(target):
+        return None
+    if problem.vector < problem.word:
+        return _ragged_or_odd(problem, target, loads, 32 // problem.sums)
+    if problem.cols < 2048:
+        return None
+    few = _few_rows_backward(problem, target)
+    if few is not None:
+        return few
+    if problem.cols <= 8192:
+        side_by_side = _rows_side_by_side(problem, target, loads)
+        if side_by_side is not None:
+            return side_by_side
+        clusters = (1, 2)
+    elif problem.cols <= 20480:
+        clusters = (2, 4)
+    else:
+        clusters = (_cluster_of_small_chunks(problem),)
+    for cluster in clusters:
+        chunk = -(-problem.vectors // cluster) * problem.vector
+        for each in (16, 24, 32, 48) if cluster == 2 else (32, 48):
+            threads = min(512, max(128, round_up(chunk // each, 32)))
+            for blocks, stages in ((2, 4), (1, 6), (1, 5), (1, 4), (1, 3)):
+                found = Staged(threads, threads, stages, 1, cluster, blocks)
+                held = found.backward_registers(problem)
+                if held <= register_limit(threads * blocks) and found.fits(problem, target, loads):
+                    return found
+    return None
+
+
+def _rows_side_by_side(problem: NormProblem, target: Target, loads: int) -> Staged | None:
+    """One block a multiprocessor, so few rows of partial sums, and as many stages as there is room.
+
+    Few elements a thread; of LayerNorm's two sums more, or threads take too long to pass them on.
+    """
+    least, wanted = (24, 384) if problem.sums == 2 and not problem.add else (16, 512)
+    for each in (least, 32):
+        group = round_up(-(-problem.cols // each), 32)
+        threads = group * max(1, wanted // group)
+        for stages in (6, 5, 4, 3):
+            found = Staged(threads, group, stages)
+            held = found.backward_registers(problem)
+            if held <= register_limit(threads) and found.fits(problem, target, loads):
+                return found
+    return None
+
+
+def _cluster_of_small_chunks(problem: NormProblem) -> int:
+    """For very long rows: chunks of 4096 on 128 threads, several blocks side by side."""
+    return min(16, 1 << (-(-problem.cols // 4096) - 1).bit_length())
+
+
+def _ragged_or_odd(
+    problem: NormProblem, target: Target, loads: int, elements: int
+) -> Staged | None:
+    """Long rows of which words of 4 bytes at most are cut evenly are ragged."""
+    ragged = _ragged_rows(problem, target, loads)
+    if problem.cols >= _RAGGED_FROM and problem.registers(problem.x) == 1:
+        return ragged or _odd_rows(problem, target, loads, elements)
+    return _odd_rows(problem, target, loads, elements) or ragged
+
+
+def _ragged_rows(problem: NormProblem, target: Target, loads: int) -> Staged | None:
+    """Ends of rows cost instructions, so warps must be many: 12 a multiprocessor at least."""
+    backward = loads - problem.add == 2
+    elements = 32 if not backward else 24 if problem.cols < 16384 else 32 // problem.sums
+    for cluster in (1, 2, 4, 8, 16):
+        for group in (32, 64, 96, 128, 160, 192, 256, 320, 384, 512):
+            least = max(1, 128 // group)
+            for groups, blocks, stages in itertools.product(
+                (least, 2 * least, 3 * least, 4 * least), (4, 2, 1), (6, 5, 4, 3)
+            ):
+                found = Staged(groups * group, group, stages, 1, cluster, blocks, ragged=True)
+                resident = found.threads * blocks
+                if found.per_thread(problem) > elements or (cluster > 1 and groups > 1):
+                    continue
+                if not 384 <= resident <= 640 or found.threads > 512:
+                    continue
+                # Parameters that are not held are read element by element.
+                holds = backward or found.can_hold_gamma(problem)
+                held = found.backward_registers(problem) if backward else 96
+                limit = register_limit(resident)
+                if holds and held <= limit and found.fits(problem, target, loads):
+                    return found
+    return None
+
+
+def _odd_rows(problem: NormProblem, target: Target, loads: int, elements: int) -> Staged | None:
+    """Rows that start off 16 bytes: tiles of several rows do not, so copies move them."""
+    rows = rows_to_next_place(problem)
+    for group in (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512):
+        if -(-problem.vectors // group) * problem.vector > elements:
+            continue
+        threads = round_up(max(128, group), group)
+        at_once = threads // group
+        turns = 1 if group <= 32 else -(-rows // at_once)
+        for blocks, stages in ((4, 4), (2, 4), (1, 4)):
+            found = Staged(threads, group, stages, turns, 1, blocks, store_tiles=True)
+            found = replace(found, hold_gamma=found.can_hold_gamma(problem))
+            if found.fits(problem, target, loads):
+                return found
+    return None
