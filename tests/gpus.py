@@ -38,7 +38,10 @@ def keep_outcomes(
     if hasattr(session.config, "workerinput") or "passed" not in mine.values():
         return
     narrowed = session.config.getoption("keyword") or session.config.getoption("markexpr")
-    whole = not narrowed and all(
-        pathlib.Path(argument).resolve() == folder for argument in session.config.args
+    ended = session.exitstatus != pytest.ExitCode.INTERRUPTED
+    whole = (
+        ended
+        and not narrowed
+        and all(pathlib.Path(argument).resolve() == folder for argument in session.config.args)
     )
     record.keep_outcomes(mine, whole=whole, several=several)
