@@ -11,7 +11,7 @@ import pytest
 
 import shardops as so
 from shardops import config
-from shardops.kernels import autotune, gemm_padding, library
+from shardops.kernels import autotune, gemm_padding, gemm_ranking, library
 from tests import references
 from tests.closeness import assert_close
 from tests.kernels.contractions import Contraction
@@ -60,6 +60,18 @@ def test_every_candidate_is_timed():
     least = 2 * 4096**3 / 2e15 * 1e6  # twice what any such GPU can do
     assert len(times) > 1
     assert all(least < t < 100 * least for t in times)
+
+
+@pytest.mark.parametrize("m, n, k", [(4096, 12288, 4096), (16384, 4096, 4096), (8192, 8192, 64)])
+def test_what_is_taken_without_timing_is_no_slower_than_the_first(m, n, k):
+    """And faster, on the GPU of the table."""
+    core = library.core()
+    asked = {"m": m, "n": n, "k": k, "type": 14, "out_type": 14}
+    found = core.gemm_query(device=0, limit=8, timed=True, **asked, workspace_bytes=32 << 20)
+    taken = gemm_ranking.preferred(found, asked)
+    measured_there = core.device_name(0) == "NVIDIA H200" and taken["algo_version"] == 130100
+    most = 0.99 if measured_there else 1.02
+    assert taken["microseconds"] < most * found[0]["microseconds"]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
