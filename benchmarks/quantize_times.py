@@ -11,12 +11,9 @@ compiles what a run needs into a pack; name that in SHARDOPS_KERNEL_PACK.
 """
 
 import argparse
-import concurrent.futures
 import itertools
 import json
 import math
-import multiprocessing
-import os
 import pathlib
 import statistics
 import sys
@@ -28,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compiling import compile_all
 from raw_launch import Call, Device
 from shardops.kernels import compile, packing
 from shardops.kernels.launch import Kernel, Launch
@@ -205,19 +203,7 @@ def variants(case: Case, min_blocks: Sequence[int]) -> list[Case]:
     return [with_min_blocks(case, blocks) for blocks in min_blocks]
 
 
-def compile_all(cases: Sequence[Case], arch: str) -> None:
-    """Into the cache on disk, on all cores."""
-    kernels = list(dict.fromkeys(launch.kernel for case in cases for launch in case.launches))
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        list(pool.map(partial(_compile, arch=arch), kernels, chunksize=4))
-
-
-def _compile(kernel: Kernel, arch: str) -> None:
-    compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
-
-
-def microseconds(device: Device, case: Case, x: str, target: Target) -> float:
+def microseconds(device: Device, case: Case, x: str, codes: dict[Kernel, bytes]) -> float:
     names = {name for arrays in case.arrays for name in arrays}
     held: dict[str, jax.Array] = {}
     for seed, name in enumerate(sorted(names)):
@@ -232,10 +218,8 @@ def microseconds(device: Device, case: Case, x: str, target: Target) -> float:
     calls: list[Callable[[], None]] = []
     parts = zip(case.launches, case.arrays, case.scalars, strict=True)
     for launch, arrays, scalars in parts:
-        kernel = launch.kernel
-        code = compile.cubin(kernel.file, kernel.name, kernel.constants, target.arch)
         operands = [held[name] for name in arrays]
-        calls.append(Call(device, launch, code, operands, list(scalars)))
+        calls.append(Call(device, launch, codes[launch.kernel], operands, list(scalars)))
 
     def run() -> None:
         for call in calls:
@@ -293,13 +277,14 @@ def main(arguments: Sequence[str]) -> int:
         filled([case for _, case in cases], options.pack, target.arch)
     if not on_gpu:
         return 0
-    compile_all([case for _, case in cases], target.arch)
+    launches = (launch for _, case in cases for launch in case.launches)
+    codes = compile_all((launch.kernel for launch in launches), target.arch)
     device = Device()
     bandwidth = copy_bandwidth(device, 2**30)
     print(f"{jax.devices()[0].device_kind}: copy {bandwidth / 1e12:.3f} TB/s; {options.dtype}")
     timed = []
     for cols, case in cases:
-        time = microseconds(device, case, options.dtype, target)
+        time = microseconds(device, case, options.dtype, codes)
         fraction = case.moved / bandwidth * 1e6 / time
         timed.append({"cols": cols, "case": case.name, "us": time, "fraction": fraction})
         print(f"{cols:6} {case.name:28} {time:8.1f} us {fraction:.3f}", flush=True)

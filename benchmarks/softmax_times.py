@@ -12,19 +12,15 @@ Needs a GPU: without one it lists the launch shapes.
 """
 
 import argparse
-import concurrent.futures
 import json
 import math
-import multiprocessing
-import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-from shardops.kernels import compile
+from compiling import compile_all
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import Kernel
 from shardops.kernels.softmax_plan import Geometry
@@ -48,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         for geometry in candidates(case.problem, target, case.operands)[: options.limit]
     ]
     raw = options.sweep or options.raw
-    cubins = _compiled(jobs, target) if raw else {}
+    launches = (launch for case, g in jobs for launch in case.plan(target, g).launches)
+    cubins = compile_all((launch.kernel for launch in launches), target.arch) if raw else {}
     import jax  # after the compilations: a process of it should not be forked
 
     from bench import copy_bandwidth
@@ -117,24 +114,6 @@ def _shape(keys: int, kind: str, options: Any) -> tuple[int, int, int, int]:
     batch = max(1, rows // queries)
     heads = min(16, batch) if kind == "heads" else 1
     return (batch // heads, heads, queries, keys)
-
-
-def _compiled(jobs: list[tuple[Case, Geometry]], target: Any) -> dict[Kernel, bytes | None]:
-    kernels = list(
-        {
-            launch.kernel: None
-            for case, geometry in jobs
-            for launch in case.plan(target, geometry).launches
-        }
-    )
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        codes = pool.map(partial(_code, arch=target.arch), kernels, chunksize=4)
-        return dict(zip(kernels, codes, strict=True))
-
-
-def _code(kernel: Kernel, arch: str) -> bytes:
-    return compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
 
 
 def _swept(

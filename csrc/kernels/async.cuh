@@ -51,8 +51,8 @@ __device__ __forceinline__ void barrier_wait(Shared barrier, unsigned parity) {
   } while (!done);
 }
 
-// Global to shared memory; both on 16 bytes, a multiple of 16 bytes. Without a policy of the L2 cache:
-// to have it drop what was read first made the kernels a tenth slower.
+// Global to shared memory; both on 16 bytes, a multiple of 16 bytes. Without a policy of the L2
+// cache: to have it drop what was read first made the kernels a tenth slower.
 __device__ __forceinline__ void bulk_load(Shared to, const void* from, unsigned bytes,
                                           Shared barrier) {
   asm volatile(
