@@ -143,7 +143,7 @@ def beside_plain(
     console: Console, ours: float, plain: float, difference: float, allowed: float
 ) -> None:
     console.print(
-        f"held-out loss {ours:.4f}, of plain float32 jnp on one device {plain:.4f}: "
+        f"held-out loss {ours:.6f}, of plain float32 jnp on one device {plain:.6f}: "
         f"{difference:.2%} apart (allowed {allowed:.0%})",
         highlight=False,
         soft_wrap=True,
