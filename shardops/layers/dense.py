@@ -69,8 +69,8 @@ def dense(
       and for state that is missing or not watched.
     Sharding: as of three products (`shardops.gemm`); what moves of quantised operands are 8-bit
       data and scales. Quantisers with one scale a tensor take one all-reduce of one or two numbers
-      for each operand that is sharded; dz, with one scale, is gathered once for both of its
-      products on Explicit axes, else once for each.
+      for each operand that is sharded; dz, with one scale, is moved once for both of its products,
+      with scales of blocks once for each.
     Source: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433
     """
     (x,) = check.arrays("dense", x=x)

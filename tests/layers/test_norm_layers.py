@@ -264,3 +264,36 @@ def test_return_normed_of_a_quantised_layer_is_the_norm(rng):
         np.asarray(out),
         np.asarray(jax.jit(lambda y, w: so.dense(y, w, quantizers=qs))(want, kernel)),
     )
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_a_quantised_gate_whose_cotangent_moves_is_the_unsharded_one(rng, kind):
+    """Few tokens, a kernel cut along d: it is the gate's cotangent that is gathered, with the dim
+    of the pair."""
+    x = cases.random(rng, (8, D), "float32")
+    up, down = (cases.random(rng, s, "float32", 0.1) for s in ((D, 2, F), (F, D)))
+    qs = (so.recipes.CurrentScaling().dense_quantizers(),) * 2
+
+    def gradients(x, up, down, **options):
+        def loss(x, up, down):
+            y = so.layer_norm_mlp(
+                x,
+                jnp.ones(D),
+                (up, down),
+                norm="rms_norm",
+                activation=("silu", "linear"),
+                quantizers=qs,
+                **options,
+            )
+            return jnp.sum(jnp.sin(y))
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(x, up, down)
+
+    want = gradients(x, up, down)
+    with meshes.entered(kind, {"dp": 4}) as mesh:
+        placed = [meshes.place(mesh, a, "dp") for a in (x, up)]
+        rows = P("dp", None)
+        down = meshes.place(mesh, down, None, "dp")
+        got = gradients(*placed, down, hidden_sharding=rows, out_sharding=rows)
+    for name, one, other in zip(("x", "up", "down"), got, want, strict=True):
+        assert_shards_close(one, other, reduced=D + F, roundings=4, what=name)

@@ -1,6 +1,8 @@
 """What layers move under each recipe, and keep between the passes: programs lowered for shapes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,6 +28,7 @@ PRESETS = {  # rules, mesh, sequences
     "tp": (presets.tensor_parallel("tp"), {"tp": 4}, 1),
     "tp+sp": (presets.tensor_sequence_parallel("tp"), {"tp": 4}, 1),
     "fsdp": (presets.fsdp("fsdp"), {"fsdp": 4}, 64),
+    "dp x tp+sp": (presets.tensor_sequence_parallel("tp", data="dp"), {"dp": 2, "tp": 4}, 2),
     "fsdp x tp": (presets.fsdp_tensor_parallel("fsdp", "tp"), {"fsdp": 2, "tp": 2}, 4),
 }
 BLOCKS = {"block": 128, "mxfp8": 32}
@@ -82,26 +85,21 @@ class Passes:
     kept: int  # bytes of a device between them, but for arguments
 
 
-def passes(layer: str, preset: str, kind: str, recipe: str | None, **options: Any) -> Passes:
-    """A layer of bfloat16 parameters on four devices."""
-    rules, sizes, batch = PRESETS[preset]
-    made = nnx.eval_shape(
-        lambda: LAYERS[layer](
-            use_bias=False,
-            param_dtype=jnp.bfloat16,
-            rules=rules,
-            recipe=None if recipe is None else RECIPES[recipe],
-            rngs=nnx.Rngs(0),
-            **options,
-        )
-    )
-    graph, state = nnx.split(made)
+@dataclass(frozen=True)
+class Abstract:
+    """A layer of bfloat16 parameters that are shapes, and its input."""
 
-    def apply(state: Any, x: jax.Array) -> jax.Array:
-        model = nnx.merge(graph, state)
-        return (layers.watch(model) if recipe == "delayed" else model)(x)
+    apply: Callable[[Any, Any], jax.Array]
+    state: Any
+    x: jax.ShapeDtypeStruct
 
-    with meshes.entered(kind, sizes) as mesh:
+    @classmethod
+    def of(
+        cls, layer: str, preset: str, recipe: str | None, kind: str, **options: Any
+    ) -> "Abstract":
+        """On the mesh of its preset, which is to be entered."""
+        rules, sizes, batch = PRESETS[preset]
+        mesh = meshes.make(kind, sizes)
 
         def shaped(of: Any, spec: P) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=NamedSharding(mesh, spec))
@@ -111,23 +109,66 @@ def passes(layer: str, preset: str, kind: str, recipe: str | None, **options: An
             spec = P() if names is None else presets.spec(rules, *names)
             return variable.replace(jax.tree.map(lambda a: shaped(a, spec), variable.get_value()))
 
+        made = nnx.eval_shape(
+            lambda: LAYERS[layer](
+                use_bias=False,
+                param_dtype=jnp.bfloat16,
+                rules=rules,
+                recipe=None if recipe is None else RECIPES[recipe],
+                rngs=nnx.Rngs(0),
+                **options,
+            )
+        )
+        graph, state = nnx.split(made)
+
+        def apply(state: Any, x: jax.Array) -> jax.Array:
+            model = nnx.merge(graph, state)
+            return (layers.watch(model) if recipe == "delayed" else model)(x)
+
+        stream = jax.ShapeDtypeStruct((batch, S, D), jnp.bfloat16)
         state = jax.tree.map(parameter, state, is_leaf=lambda v: isinstance(v, nnx.Variable))
-        lies = presets.layout(rules)
-        x = shaped(jax.ShapeDtypeStruct((batch, S, D), jnp.bfloat16), lies.stream)
-        auto = kind == "auto"
+        return cls(apply, state, shaped(stream, presets.layout(rules).stream))
+
+
+def passes(layer: str, preset: str, kind: str, recipe: str | None, **options: Any) -> Passes:
+    """Of a layer on four devices."""
+    rules, sizes, _ = PRESETS[preset]
+    of = Abstract.of(layer, preset, recipe, kind, **options)
+    with meshes.entered(kind, sizes) as mesh:
+        auto, lies = kind == "auto", presets.layout(rules)
         ends = lies.hidden if "Dense" in layer else lies.stream
         given = {"out_shardings": (NamedSharding(mesh, ends), None)} if auto else {}
-        forward = jax.jit(lambda state, x: jax.vjp(apply, state, x), **given).lower(state, x)
+        forward = jax.jit(partial(jax.vjp, of.apply), **given).lower(of.state, of.x)
         first = forward.compile()
         y, pull = jax.tree.map(
             lambda a, at: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at),
             forward.out_info,
             first.output_shardings,
         )
-        ends = (jax.tree.map(lambda a: a.sharding, state), x.sharding)
+        ends = (jax.tree.map(lambda a: a.sharding, of.state), of.x.sharding)
         given = {"out_shardings": ends} if auto else {}
         second = jax.jit(lambda pull, dy: pull(dy), **given).lower(pull, y).compile()
     kept = sum(
         prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(pull)
     )
     return Passes(Pass.of(first, recipe), Pass.of(second, recipe), kept)
+
+
+def inside_shard_map(recipe: str | None) -> Pass:
+    """Both passes of a transformer layer in one program, in a region that is manual over dp."""
+    of = Abstract.of("TransformerLayer", "dp x tp+sp", recipe, "auto")
+    with meshes.entered("auto", PRESETS["dp x tp+sp"][1]):
+
+        def step(state: Any, x: jax.Array, dy: jax.Array) -> Any:
+            y, pull = jax.vjp(of.apply, state, x)
+            return y, pull(dy)
+
+        mapped = jax.shard_map(
+            step,
+            in_specs=(P(), P("dp"), P("dp")),
+            out_specs=(P("dp"), (P(), P("dp"))),
+            axis_names={"dp"},
+        )
+        ends = jax.tree.map(lambda a: a.sharding, (of.x, (of.state, of.x)))
+        lowered = jax.jit(mapped, out_shardings=ends).lower(of.state, of.x, of.x)
+        return Pass.of(lowered.compile(), recipe)

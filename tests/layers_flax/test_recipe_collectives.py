@@ -20,12 +20,19 @@ from tests.layers_flax.recipe_programs import (
     F,
     S,
     elements,
+    inside_shard_map,
     passes,
 )
 
 KERNELS = D * HEADS * HEAD * 4 + D * F * 2  # elements
 
-EVERY = [(p, k, r, False) for p in PRESETS for k in ("auto", "explicit") for r in RECIPES]
+EVERY = [
+    (p, k, r, False)
+    for p in PRESETS
+    if "dp x" not in p
+    for k in ("auto", "explicit")
+    for r in RECIPES
+]
 EVERY += [("tp+sp", "explicit", recipe, True) for recipe in RECIPES]
 SOME = [
     ("tp", "auto", "current", False),
@@ -54,7 +61,8 @@ def wanted(preset, recipe, kept):
     """Of both passes {kind: (count, elements)} of 8-bit data, of scales and of sums."""
     rules, sizes, batch = PRESETS[preset]
     fsdp, tp = sizes.get("fsdp", 1), sizes.get("tp", 1)
-    stream = batch * S // fsdp * D  # elements, of the devices of a group along tp together
+    # Elements of the stream, of the devices of a group along tp together.
+    stream = batch * S // (fsdp * sizes.get("dp", 1)) * D
     cut = dict(rules)["sequence"] is not None
     kernels = (4, KERNELS // tp) if fsdp > 1 else (0, 0)
     block = BLOCKS.get(recipe)
@@ -93,3 +101,22 @@ def test_each_recipe(preset, kind, recipe, kept):
         (found.forward, found.backward), wanted(preset, recipe, kept), strict=True
     ):
         assert (summed(one.data), summed(one.scales), summed(one.wide)) == want
+
+
+@pytest.mark.parametrize("recipe", RECIPES if EXHAUSTIVE else ["delayed"])
+def test_inside_shard_map(recipe):
+    """Manual over dp, Auto axes within: along tp what both passes move elsewhere; over dp one sum
+    of all gradients."""
+    found = inside_shard_map(recipe)
+    for one, (forward, backward) in zip(
+        (found.data, found.scales, found.wide),
+        zip(*wanted("dp x tp+sp", recipe, False), strict=True),
+        strict=True,
+    ):
+        totals = {
+            kind: (forward[kind][0] + backward[kind][0], forward[kind][1] + backward[kind][1])
+            for kind in forward
+        }
+        assert summed([c for c in one if c.groups == 4]) == totals
+    over_dp = summed([c for c in found.wide if c.groups == 2])
+    assert over_dp == {"all-reduce": (1, KERNELS // 4 + 2 * D)}
