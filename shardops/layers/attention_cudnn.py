@@ -46,6 +46,8 @@ def _misfit(query: jax.Array, key: jax.Array, causal: bool, masked: bool, sequen
     queries, keys = query.shape[sequence], key.shape[sequence]
     if causal and queries != keys:
         return f"there are {queries} queries and {keys} keys under a causal mask"
+    if queries % 2 or keys % 2:
+        return f"its gradient takes even lengths, and there are {queries} queries and {keys} keys"
     if query.size == 0 or key.size == 0:
         return "an operand has no elements"
     if jax.default_backend() != "gpu":
