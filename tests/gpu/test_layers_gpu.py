@@ -12,6 +12,7 @@ from shardops.kernels.target import current_target
 from tests import cases
 from tests.closeness import assert_close
 from tests.layers import eight_bits
+from tests.layers import test_activation_memory as memory
 
 ROWS, K, N = 512, 384, 640
 HOPPER = ("delayed", "current", "block")
@@ -95,6 +96,12 @@ def test_mlp_by_kernels_is_that_by_jnp(rng, recipe, activation):
     for got, want, true in zip(kernels, in_jnp, exact, strict=True):
         assert apart(got, want) <= eight_bits.E5M2 * 0.1**0.5
         assert min(apart(got, true), apart(want, true)) >= eight_bits.E4M3
+
+
+@pytest.mark.parametrize("activation", ["gelu", ("silu", "linear"), ("gelu", "linear")])
+def test_an_mlp_keeps_nothing_of_its_activation_but_operand_and_result(activation):
+    arrays = 3 if isinstance(activation, tuple) else 2
+    assert memory.kept(memory.layer, activation) <= arrays + memory.INPUTS
 
 
 def apart(one, other):

@@ -7,6 +7,7 @@ import pytest
 import shardops as so
 
 ROWS, D, F = 512, 64, 512
+INPUTS = 0.5  # more than the input, the normalised input and statistics, of D features
 
 
 def layer(x, gamma, kernels, activation):
@@ -37,18 +38,17 @@ def temporaries(block, layers, activation):
 
 @pytest.mark.parametrize(
     ("block", "activation"),
-    [
-        (layer, "gelu"),
-        (layer, "silu"),
-        (layer, ("gelu", "linear")),
-        (layer, ("silu", "linear")),
-        (products, "gelu"),
-        (products, "silu"),
-    ],
+    [(layer, "gelu"), (layer, "silu"), (products, "gelu"), (products, "silu")],
 )
 def test_nothing_is_kept_of_an_activation_but_operand_and_result(block, activation):
     """In one program XLA finds what both passes compute of the pre-activation, and would keep it.
-    Of D features are kept the input, the normalised input and statistics: less than F / 2."""
-    of_a_layer = (temporaries(block, 8, activation) - temporaries(block, 4, activation)) / 4
-    kept = 3 if isinstance(activation, tuple) else 2
-    assert of_a_layer <= (kept + 0.5) * 4 * ROWS * F
+
+    Gates: `tests/gpu/test_layers_gpu.py`; XLA for CPUs computes a part of their gradient early."""
+    assert kept(block, activation) <= 2 + INPUTS
+
+
+def kept(block, activation):
+    """What a layer more keeps, in arrays of all rows and F features."""
+    return (temporaries(block, 8, activation) - temporaries(block, 4, activation)) / (
+        4 * 4 * ROWS * F
+    )
