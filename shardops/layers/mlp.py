@@ -87,7 +87,8 @@ def layer_norm_mlp(
     within, mesh = (*x.shape[:-1], up.shape[-1]), array_type.mesh_of(x, up)
     check.out_sharding(name, hidden_sharding, within, mesh, "hidden_sharding")
     if pair is not None:
-        up, up_bias = _with_whole_pair(up), _with_whole_pair(up_bias)
+        up = _with_whole_pair(up)
+        up_bias = None if up_bias is None else _with_whole_pair(up_bias)
     first, second = _pair_of_quantizers(name, quantizers)
     options: dict[str, Any] = {
         "batch_dims": batch_dims,
@@ -120,9 +121,9 @@ def layer_norm_mlp(
     return (out, residual) if return_input else out
 
 
-def _with_whole_pair(array: Any) -> Any:
-    """A gate's kernel or bias [.., 2, f], or None: of each element both parts on one device."""
-    spec = None if array is None else array_type.explicit_spec(array)
+def _with_whole_pair(array: jax.Array) -> jax.Array:
+    """A gate's kernel or bias [.., 2, f]: of each element both parts on one device."""
+    spec = array_type.explicit_spec(array)
     if spec is None or len(spec) < 2:  # a bias of another shape is refused by its product
         return array
     return array_type.laid_out(array, (*spec[:-2], (), spec[-1]))
