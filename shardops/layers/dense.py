@@ -128,6 +128,7 @@ def linear(
         kernel=config.runs_as_kernel("gemm"),
     )
     dims = op.dims((x.shape, kernel.shape))
+    check.out_sharding(name, out_sharding, dims.out_shape, array_type.mesh_of(x, kernel))
     if bias is not None:
         check.shape(name, "bias", bias, tuple(kernel.shape[j] for j in dims.rhs_free))
     if input_sharding is not None:

@@ -28,7 +28,8 @@ def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
     if mesh.empty:
         want, fix = "None where there is no mesh", "Set one with jax.set_mesh, or leave it out."
         raise ValueError(wrong(op, "input_sharding", repr(spec), want, fix))
-    have, wanted = array_type.type_spec(x), check.out_sharding(op, spec, x.shape, mesh)
+    have = array_type.type_spec(x)
+    wanted = check.out_sharding(op, spec, x.shape, mesh, "input_sharding")
     if wanted is None or any(a[: len(b)] != b for a, b in zip(have, wanted, strict=True)):
         want = f"leading axes of each dim of {to_partition_spec(have)}, or none"
         fix = "It is gathered, and moved nowhere else: reshard x first."

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardops import array_type
 from shardops.errors import wrong
 from shardops.layers.activations import Activation, Gated, check_gated, gated
 from shardops.layers.dense import Dims, linear
@@ -81,6 +82,13 @@ def layer_norm_mlp(
     }
     given = normed(name, x, gamma, beta, norm, norm_options, add, return_input)
     _check_kernels(name, x, kernels, biases, pair is not None)
+    up, up_bias = check.arrays(name, kernel=kernels[0], bias=biases[0])
+    _check_batch_dims(name, x, up, batch_dims)
+    within, mesh = (*x.shape[:-1], up.shape[-1]), array_type.mesh_of(x, up)
+    check.out_sharding(name, hidden_sharding, within, mesh, "hidden_sharding")
+    if pair is not None:
+        up = _with_whole_pair(up)
+        up_bias = None if up_bias is None else _with_whole_pair(up_bias)
     first, second = _pair_of_quantizers(name, quantizers)
     options: dict[str, Any] = {
         "batch_dims": batch_dims,
@@ -89,8 +97,8 @@ def layer_norm_mlp(
     hidden, residual = linear(
         name,
         given,
-        kernels[0],
-        biases[0],
+        up,
+        up_bias,
         activation=single,
         quantizers=first,
         out_sharding=_with_pair(hidden_sharding, x.ndim) if pair else hidden_sharding,
@@ -111,6 +119,14 @@ def layer_norm_mlp(
         **options,
     )
     return (out, residual) if return_input else out
+
+
+def _with_whole_pair(array: jax.Array) -> jax.Array:
+    """A gate's kernel or bias [.., 2, f]: of each element both parts on one device."""
+    spec = array_type.explicit_spec(array)
+    if spec is None or len(spec) < 2:  # a bias of another shape is refused by its product
+        return array
+    return array_type.laid_out(array, (*spec[:-2], (), spec[-1]))
 
 
 def _pair_of_quantizers(op: str, value: Any) -> tuple[Any, Any]:
@@ -145,6 +161,9 @@ def _check_kernels(op: str, x: Any, kernels: Any, biases: Any, pair: bool) -> No
             raise ValueError(
                 wrong(op, argument, got, "a pair: of the first and the second product", "Pass two.")
             )
+    if x.ndim < 1:
+        fix = "A norm and a product are over its last dim."
+        raise ValueError(wrong(op, "x", "of shape ()", "[*r, d]", fix))
     first, second = (jax.numpy.shape(k) for k in kernels)
     want = "[d, 2, f], as activation is a pair" if pair else "[d, f], as activation is no pair"
     middle = first[1:-1]
@@ -155,3 +174,12 @@ def _check_kernels(op: str, x: Any, kernels: Any, biases: Any, pair: bool) -> No
         want = f"[f, n] with f = {first[-1]}"
         fix = "f is the last dim of kernels[0]."
         raise ValueError(wrong(op, "kernels[1]", f"of shape {second}", want, fix))
+
+
+def _check_batch_dims(op: str, x: jax.Array, kernel: Any, dims: Any) -> None:
+    """Refuse batch-like dims of what both products contract, and of kernels."""
+    of_x, of_kernel = check.dim_pair(op, "batch_dims", dims, x, kernel)
+    if of_kernel or x.ndim - 1 in of_x:
+        want = f"dims of x before its last one, {x.ndim - 1}, and none of the kernels"
+        fix = "Pass ((0,), ()) where the first dim of x is the batch."
+        raise ValueError(wrong(op, "batch_dims", repr((of_x, of_kernel)), want, fix))

@@ -153,7 +153,11 @@ def paired_dims(
 
 
 def out_sharding(
-    op: str, value: Any, out_shape: tuple[int, ...], mesh: AbstractMesh
+    op: str,
+    value: Any,
+    out_shape: tuple[int, ...],
+    mesh: AbstractMesh,
+    argument: str = "out_sharding",
 ) -> Spec | None:
     """The wanted spec; None where none is asked for or the planner is to choose."""
     if value is None or (isinstance(value, str) and value == "cheapest"):
@@ -161,40 +165,40 @@ def out_sharding(
     if isinstance(value, NamedSharding):
         if dict(value.mesh.shape) != dict(mesh.shape):
             want = f"one of the operands' mesh {dict(mesh.shape)}"
-            raise ValueError(wrong(op, "out_sharding", str(value), want, "Pass jax.P(...)."))
+            raise ValueError(wrong(op, argument, str(value), want, "Pass jax.P(...)."))
         value = value.spec
     if not isinstance(value, PartitionSpec):
         want = 'a PartitionSpec, "cheapest" or None'
         error = ValueError if isinstance(value, str) else TypeError
-        raise error(wrong(op, "out_sharding", repr(value), want, "Pass jax.P(...)."))
+        raise error(wrong(op, argument, repr(value), want, "Pass jax.P(...)."))
     if value.reduced:
         want = "no reduced axes"
-        raise ValueError(wrong(op, "out_sharding", str(value), want, "They belong on operands."))
+        raise ValueError(wrong(op, argument, str(value), want, "They belong on operands."))
     if value.unreduced and {*mesh.axis_names} - {*mesh.explicit_axes}:
         raise NotImplementedError(
-            f"{op}: out_sharding is {value}; expected no unreduced axes on a mesh with axes that "
+            f"{op}: {argument} is {value}; expected no unreduced axes on a mesh with axes that "
             f"are not Explicit, {mesh}. JAX has unreduced arrays on meshes of Explicit axes alone."
         )
     for axis in sorted(value.unreduced):
         if axis not in mesh.axis_names:
             have = f"unreduced axes of the mesh, {mesh.axis_names}"
-            raise ValueError(wrong(op, "out_sharding", str(value), have, f"Rename {axis!r}."))
+            raise ValueError(wrong(op, argument, str(value), have, f"Rename {axis!r}."))
     if len(value) > len(out_shape):
         want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
-        raise ValueError(wrong(op, "out_sharding", str(value), want, "Drop the entries beyond."))
-    _distinct_names(op, value)
+        raise ValueError(wrong(op, argument, str(value), want, "Drop the entries beyond."))
+    _distinct_names(op, argument, value)
     spec = to_spec(value, len(out_shape))
     free = {a: n for a, n in mesh.shape.items() if a not in mesh.manual_axes}
     for axis in axes_in(spec):
         if axis not in free:
             have = f"axes of the mesh that are not manual, {tuple(free)}"
             fix = f"Rename {axis!r}, or set the mesh with jax.set_mesh."
-            raise ValueError(wrong(op, "out_sharding", str(value), have, fix))
+            raise ValueError(wrong(op, argument, str(value), have, fix))
     for dim, axes in enumerate(spec):
         if out_shape[dim] % shards(axes, free):
             want = f"axes that divide the result {out_shape}"
             fix = f"Dim {dim} has {out_shape[dim]} elements for {shards(axes, free)} devices."
-            raise ValueError(wrong(op, "out_sharding", str(value), want, fix))
+            raise ValueError(wrong(op, argument, str(value), want, fix))
     return spec
 
 
@@ -219,14 +223,14 @@ def open_dims(value: Any) -> frozenset[int]:
     )
 
 
-def _distinct_names(op: str, value: PartitionSpec) -> None:
+def _distinct_names(op: str, argument: str, value: PartitionSpec) -> None:
     entries = [
         e for e in value.partitions if e is not None and e is not PartitionSpec.UNCONSTRAINED
     ]
     names = [name for e in entries for name in (e if isinstance(e, tuple) else (e,))]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         fix = "Name each mesh axis once, as a string."
-        raise ValueError(wrong(op, "out_sharding", str(value), "axis names, each once", fix))
+        raise ValueError(wrong(op, argument, str(value), "axis names, each once", fix))
 
 
 def gemm_dims(

@@ -41,6 +41,12 @@ REFUSED = [
     (lambda: mlp(biases=jnp.ones(16)), "layer_norm_mlp: biases is a"),
     (lambda: mlp(biases=(jnp.ones(3), None)), r"layer_norm_mlp: bias is of shape \(3,\)"),
     (lambda: mlp(norm="group_norm"), "layer_norm_mlp: norm is 'group_norm'"),
+    (lambda: mlp(batch_dims=((1,), ())), r"layer_norm_mlp: batch_dims is \(\(1,\), \(\)\)"),
+    (lambda: mlp(batch_dims=((0,), (0,))), "layer_norm_mlp: batch_dims is"),
+    (
+        lambda: so.layer_norm_mlp(jnp.ones(()), GAMMA, (KERNEL, KERNEL.T)),
+        r"layer_norm_mlp: x is of shape \(\)",
+    ),
     (lambda: mlp(norm="rms_norm", beta=GAMMA), "layer_norm_mlp: beta is given"),
     (lambda: so.dense(X, jnp.ones((9, 16))), "dense: contracting_dims is"),
     (lambda: so.dense(X, KERNEL, jnp.ones(8)), r"dense: bias is of shape \(8,\)"),
@@ -111,3 +117,20 @@ def test_a_gradient_of_a_gradient_is_refused_with_quantisers_alone(of):
     for power in (1, 2):
         with pytest.raises(NotImplementedError, match="dense: quantizers are given; expected None"):
             twice(CURRENT, power)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_shardings_are_refused_by_the_names_of_the_layer(kind):
+    x, odd = jnp.ones((6, 8)), P("tp", None)
+    with meshes.entered(kind, {"tp": 4}):
+        for argument in ("hidden_sharding", "out_sharding"):
+            with pytest.raises(ValueError, match=f"layer_norm_mlp: {argument} is .* that divide"):
+                so.layer_norm_mlp(x, GAMMA, (KERNEL, KERNEL.T), **{argument: odd})
+        with pytest.raises(ValueError, match=r"dense: out_sharding is .* that divide"):
+            so.dense(x, KERNEL, out_sharding=odd)
+        with pytest.raises(ValueError, match=r"layer_norm_mlp: hidden_sharding is .* at most 2"):
+            mlp(
+                (PAIR, KERNEL.T), activation=("silu", "linear"), hidden_sharding=P(None, None, "tp")
+            )
+    with meshes.entered("explicit"), pytest.raises(ValueError, match="dense: input_sharding is"):
+        so.dense(X, KERNEL, input_sharding=P(None, None, None))
