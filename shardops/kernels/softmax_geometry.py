@@ -74,7 +74,8 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
     if words <= 512 and not problem.causal and (problem.even or not masked):
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
     if problem.causal and problem.even and not masked and 256 < words <= 2048:
-        resident = 1440 if words <= 1024 else 1280 if words <= 1536 else 1536
+        fewest = 1440 if target.arch == "sm_90" else 1280  # which spills on others
+        resident = fewest if words <= 1024 else 1280 if words <= 1536 else 1536
         return _registers(problem, target, 4, resident, hold=False)
     resident = _resident(problem, not problem.even, _is_crowded(problem))
     return _registers(problem, target, 4, resident)
