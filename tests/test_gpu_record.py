@@ -69,3 +69,25 @@ def test_the_record_keeps_what_several_gpus_gave(monkeypatch, tmp_path) -> None:
     assert current
     assert "current (2 tests on gpu" in line.split("; ")[0]
     assert line.split("; ")[1].startswith("on 4: stale")
+
+
+def test_a_run_on_several_gpus_alone_leaves_what_one_gave(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    for name in ("RECORD", "OUTCOMES", "SEVERAL_OUTCOMES"):
+        monkeypatch.setattr(record, name, tmp_path / "out" / name)
+    monkeypatch.setattr(record, "machine", lambda: {"device": "gpu", "devices": 2})
+    monkeypatch.setattr(record, "digest", lambda: "before")
+    assert record.write() == 1  # nothing has run
+    record.keep_outcomes(dict.fromkeys(WHOLE, "passed"), whole=True)
+    assert record.write() == 0
+    monkeypatch.setattr(record, "digest", lambda: "now")
+    record.keep_outcomes(WHOLE, whole=True)  # one fails
+    assert record.write() == 1
+    record.keep_outcomes({"tests/multi_gpu/b.py::one": "passed"}, whole=True, several=True)
+    assert record.write() == 0
+    kept = json.loads(record.RECORD.read_text())
+    assert (kept["sources"], kept["several"]["sources"]) == ("before", "now")
+    line, current = record.check()
+    assert not current
+    assert "stale" in line.split("; ")[0]
+    assert "current" in line.split("; ")[1]

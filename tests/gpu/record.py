@@ -80,20 +80,26 @@ def machine() -> dict[str, Any]:
 
 
 def write() -> int:
-    """Turns the outcomes of a full passing run into the record."""
-    record = _accepted(OUTCOMES, "tests/gpu")
-    if record is None:
-        return 1
-    if record["sources"] != digest():
-        print("no record written: the sources have changed since the run; run pytest tests/gpu")
-        return 1
+    """Turns the outcomes of full passing runs into the record: of one GPU, of several, or of both.
+
+    What no such run is there for stays as it was.
+    """
+    before = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    one = _accepted(OUTCOMES, "tests/gpu")
+    if one is not None and one["sources"] != digest():
+        print("not in the record: the sources have changed since the run; run pytest tests/gpu")
+        one = None
     several = _accepted(SEVERAL_OUTCOMES, "tests/multi_gpu")
-    if several is None and RECORD.exists():
-        several = json.loads(RECORD.read_text()).get("several")
-    if several is not None:
-        record["several"] = several
+    record = one or {key: value for key, value in before.items() if key != "several"}
+    if not record or (one is None and several is None):
+        print("no record written")
+        return 1
+    if several is not None or "several" in before:
+        record["several"] = several or before["several"]
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    print(f"{RECORD.relative_to(ROOT)}: {record['counts']} on {record['machine']['device']}")
+    for run in (one, several):
+        if run is not None:
+            print(f"{RECORD.relative_to(ROOT)}: {run['counts']} on {run['machine']['device']}")
     return 0
 
 
