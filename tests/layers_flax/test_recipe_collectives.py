@@ -29,7 +29,7 @@ KERNELS = D * HEADS * HEAD * 4 + D * F * 2  # elements
 EVERY = [
     (p, k, r, False)
     for p in PRESETS
-    if "dp x" not in p
+    if p != "dp x tp+sp"
     for k in ("auto", "explicit")
     for r in RECIPES
 ]
