@@ -23,7 +23,7 @@ def watch(variables: Any, *, recipe: Any = None, overwrite: bool = True) -> Any:
         state = gradients["_overwrite_with_gradient"]  # of the next step
 
     Args:
-      recipe: of the `DotGeneral`s among the modules, whose state does not say it; None: each of
+      recipe: of each `DotGeneral` among the modules, whose state does not say it; None: each of
         them watches its own, which a step may then use once.
       overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
     Raises: as `so.recipes.watch`; ValueError where state of a `DotGeneral` is of another recipe.
