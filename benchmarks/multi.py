@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
         for n in sorted(counts, reverse=True)
         for one in (*layers_of(n, sizes), *products(n, size))
     ]
-    # A number of devices alone has all first; then what the pictures begin with.
+    # bfloat16 and gradients first, which the pictures need: there may be no time for all.
     subjects.sort(key=lambda one: (one.operands != "bfloat16", not one.backward))
     rows = measured(subjects, until)
     saved = {"collectives": collectives, "rows": [asdict(row) for row in rows]}

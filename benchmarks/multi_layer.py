@@ -44,7 +44,6 @@ class Layer:
     devices: int
     sizes: Sizes
     scaling: str = "strong"
-    peers: bool = True
 
     backward = True
 
@@ -104,7 +103,7 @@ class Layer:
         moved = alone([c for c in report.collectives or () if c.bytes > 4096], mesh)
         if moved is not None:
             found["collectives alone"] = moved
-        if self.peers and self.operands == "bfloat16":
+        if self.operands == "bfloat16":
             found |= self._xla(mesh, nnx.to_pure_dict(params), x, dy)
         return found, report
 

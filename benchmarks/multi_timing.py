@@ -77,12 +77,6 @@ def drawn(
     return make(jax.random.key(len(shape) + shape[-1]))
 
 
-def on_auto_axes(mesh: Mesh, array: jax.Array) -> jax.Array:
-    """The same array in the same place, its mesh one of Auto axes."""
-    spec = jax.typeof(array).sharding.spec
-    return jax.device_put(array, NamedSharding(mesh_of(mesh.size, AxisType.Auto), spec))
-
-
 def chained(program: Program) -> float:
     """Microseconds of one of many calls back to back; the median of a few rounds."""
     for _ in range(3):

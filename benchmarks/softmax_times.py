@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     raw = options.sweep or options.raw
     launches = (launch for case, g in jobs for launch in case.plan(target, g).launches)
     cubins = compile_all((launch.kernel for launch in launches), target.arch) if raw else {}
-    import jax  # after the compilations: a process of it should not be forked
+    import jax
 
     from bench import copy_bandwidth
 

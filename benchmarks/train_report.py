@@ -41,7 +41,10 @@ def table(facts: Any) -> bool:
 
 def list_kernels(facts: Any, count: int) -> None:
     for name, run in facts["runs"].items():
-        kernels = sorted(run["kernels"].items(), key=lambda item: -item[1][1])
+        kernels = sorted(run.get("kernels", {}).items(), key=lambda item: -item[1][1])
+        if not kernels:
+            print(f"{name}: was run without --kernels")
+            continue
         total = sum(time for _, (_, time) in kernels)
         print(f"{name}: {sum(runs for _, (runs, _) in kernels):.0f} kernels, {total:.0f} µs a step")
         for kernel, (runs, of_kernel) in kernels[:count]:

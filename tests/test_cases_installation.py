@@ -29,7 +29,7 @@ import json
 from shardops import errors
 from shardops.kernels import compile, library, versions
 from tests.kernels.take_kernels import ARCH, KERNELS
-out = {"report": versions.report()}
+out = {"report": {name: str(found) for name, found in versions.parts().items()}}
 try:
     kernel = KERNELS[1]
     code, about = compile.compile_kernel(kernel.file, kernel.name, kernel.constants, ARCH)

@@ -12,13 +12,8 @@ from shardops.kernels import compile, library
 from shardops.version import __version__
 
 
-def report() -> dict[str, str]:
-    """Version and path by name; of what is missing, the error that says what was tried."""
-    return {name: str(found) for name, found in parts().items()}
-
-
 def parts() -> dict[str, str | KernelUnavailableError]:
-    """As `report`, errors as they are."""
+    """Version and path by name; of what is missing, the error that says what was tried."""
     return {
         "shardops": __version__,
         "python": platform.python_version(),

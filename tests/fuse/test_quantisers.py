@@ -102,7 +102,7 @@ def test_one_kernel_is_launched():
             ).data
         ),
     }.items(),
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.usefixtures("one_device")
 def test_what_is_left_alone_is_told(arrays, want, fn):

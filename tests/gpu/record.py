@@ -82,7 +82,7 @@ def machine() -> dict[str, Any]:
 def write() -> int:
     """Turns the outcomes of full passing runs into the record: of one GPU, of several, or of both.
 
-    What no such run is there for stays as it was.
+    What no such run is there for stays as it was. A first record needs a run on one.
     """
     before = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     one = _accepted(OUTCOMES, "tests/gpu")
@@ -127,7 +127,7 @@ def _accepted(path: pathlib.Path, tests: str) -> dict[str, Any] | None:
 
 
 def check() -> tuple[str, bool]:
-    """One line on the record, and whether it is about the present sources."""
+    """One line on the record, and whether its run on one GPU is of the present sources."""
     if not RECORD.exists():
         return "gpu record: none; run `make gpu` on a machine with a GPU", False
     record = json.loads(RECORD.read_text())

@@ -160,32 +160,6 @@ def test_entry_whose_digest_is_right_and_whose_account_is_not_is_damaged(directo
     assert files(directory) == []
 
 
-def test_entry_under_the_name_of_another_is_foreign(directory):
-    directory.write(OTHER, CODE, ABOUT)
-    shutil.copy(directory.path / f"{OTHER}.kernel", directory.path / f"{KEY}.kernel")
-    assert [entry.about for entry in directory.entries()] == [None, ABOUT]
-    with one_warning(rf"holds a damaged or foreign file, {KEY}.kernel"):
-        assert directory.read(KEY) is None
-    assert directory.read(OTHER) == CODE
-
-
-def _pipe(path: pathlib.Path) -> None:
-    os.mkfifo(path)
-
-
-def _endless(path: pathlib.Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("make", [_pipe, _endless])
-def test_what_is_no_regular_file_is_not_read(directory, make):
-    directory.write(OTHER, CODE, ABOUT)
-    make(directory.path / f"{KEY}.kernel")
-    with one_warning(f"cannot be read \\({KEY}.kernel is not a regular file"):
-        assert directory.read(KEY) is None
-    assert [entry.about for entry in directory.entries()] == [None, ABOUT]
-
-
 def test_directory_in_the_place_of_an_entry_is_ignored(directory):
     (directory.path / f"{KEY}.kernel" / "inside").mkdir(parents=True)
     with one_warning("cannot be read"):

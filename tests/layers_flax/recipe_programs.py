@@ -82,7 +82,7 @@ class Passes:
 
     forward: Pass
     backward: Pass
-    kept: int  # bytes of a device between them, but for arguments
+    kept: int  # bytes of a device between them, some of it the arguments
 
 
 @dataclass(frozen=True)
