@@ -36,7 +36,8 @@ def watch(quantizers: Tree, *, overwrite: bool = False) -> Tree:
     Returns: the same pytree, for layers.
     Raises: TypeError for what is no Quantizer; NotImplementedError outside of `jax.jit`, and inside
       of a `shard_map` with check_vma=False; ValueError for what is watched already, and where a
-      gradient is taken through two calls, or through a loop around one, which JAX would add up.
+      gradient is taken through two calls, or through a loop around one, which JAX would add up
+      (calls in jits of their own are not seen).
     Sharding: the state is replicated, and so are its cotangents.
     """
     return _map(lambda q: _watched(q, overwrite), quantizers)
@@ -74,10 +75,14 @@ def _updated(quantizer: Any, observed: Any) -> Quantizer:
         fix = "It is of another recipe: pass what jax.grad gives for this state."
         got = f"of histories of shape {given}"
         raise ValueError(wrong("update", "observed", got, f"{have}", fix))
-    # What is observed has no history of its own: one shows the next state.
-    overwritten = jnp.any(observed.amax_history != 0)
+    # What is observed has -1 in the place of a history, and what no layer used is 0 throughout.
+    overwritten = (observed.amax_history[..., 0] >= 0) & (observed.scale_inv > 0)
     by_amax = _next(quantizer, observed.scale_inv)
-    return jax.tree.map(lambda new, amax: jnp.where(overwritten, new, amax), observed, by_amax)
+    kept = {
+        name: jnp.where(of, getattr(observed, name), getattr(by_amax, name))
+        for name, of in (("scale_inv", overwritten), ("amax_history", overwritten[..., None]))
+    }
+    return replace(by_amax, **kept)
 
 
 def _check(op: str, quantizer: Any) -> None:
@@ -183,7 +188,7 @@ def _pull(statics: Quantizer, how: _How, saved: Any, cotangents: Any) -> Any:
     scale_inv, history = saved
     amax = array_type.Type.of(scale_inv).apply(as_number(cotangents[2]))
     if not how.overwrite:
-        return amax, jnp.zeros_like(history)
+        return amax, jnp.full_like(history, -1)
     state = _next(replace(statics, scale_inv=scale_inv, amax_history=history), amax)
     return state.scale_inv, state.amax_history
 

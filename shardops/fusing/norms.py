@@ -75,20 +75,25 @@ def fuse_norm(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
     made = _sum_before(graph, norm)
     if isinstance(made, str):
         yield Miss(norm.name, at, made)
+    fused = None
     if isinstance(made, Node):
         total = made.writes[0]
         others = [r for r in graph.readers(total) if r is not node]
-        norm.operands = [made.reads[0], *norm.operands[1:3], made.reads[1]]
-        norm.op = replace(norm.op, add=True)
         kept = total in graph.returned or others
-        norm.h = (*norm.h, total) if kept else norm.h
-        fused = _call(norm, returns=bool(norm.h))
+        summing = replace(
+            norm,
+            op=replace(norm.op, add=True),
+            operands=[made.reads[0], *norm.operands[1:3], made.reads[1]],
+            h=(*norm.h, total) if kept else norm.h,
+        )
+        fused = _call(summing, returns=bool(summing.h))
         if laid_out_otherwise(fused):
+            fused = None
             yield Miss(norm.name, at, "with `add` its results would be laid out otherwise")
-            return
-        graph.replace([made, *norm.nodes], fused)
-        what = f"add, of {_shown(total)}" + (", which it also returns" if kept else "")
-        yield Fusion("add", norm.name, at, what)
+        else:
+            graph.replace([made, *norm.nodes], fused)
+            what = f"add, of {_shown(total)}" + (", which it also returns" if kept else "")
+            yield Fusion("add", norm.name, at, what)
     else:
         branches = _branches(graph, norm)
         if isinstance(branches, str) and made is None:
@@ -102,9 +107,9 @@ def fuse_norm(graph: Graph, node: Node) -> Iterator[Fusion | Miss]:
             users = [f"`{b.name}`" for b in branches] + ["the caller"] * (x in graph.returned)
             uses = ", ".join(dict.fromkeys(users))
             yield Fusion("return_input", norm.name, at, f"{_shown(x)} goes on to {uses}")
-        elif norm.quantiser is not None:
-            graph.replace(norm.nodes, _call(norm, returns=bool(norm.h)))
     if norm.quantiser is not None:
+        if fused is None:
+            graph.replace(norm.nodes, _call(norm, returns=bool(norm.h)))
         form = norm.quantiser.form
         what = f"quantizer, of {form.mode.name}, {form.format}, {form.blocks.layout}"
         yield Fusion("quantizer", norm.name, at, what)

@@ -14,10 +14,10 @@ import jax
 from shardops import config
 from shardops.kernels.agreement import agreed
 from shardops.kernels.cache import write_whole
+from shardops.kernels.gemm_ranking import MOST
 
 # What an entry begins with: files of another version of this format are foreign.
 _FORMAT = "shardops gemm algorithm 2"
-_CANDIDATES = 16
 # The heuristic's first is kept where another one is not clearly faster.
 _LEAST_GAIN = 0.01
 
@@ -83,7 +83,7 @@ def _timed(extension: Any, device: int, problem: Mapping[str, Any]) -> Algorithm
     try:
         candidates = extension.gemm_query(
             device=device,
-            limit=_CANDIDATES,
+            limit=MOST,
             timed=True,
             **problem["attributes"],
             workspace_bytes=limit,

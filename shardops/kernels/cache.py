@@ -177,7 +177,7 @@ class KernelDirectory:
 def _content(path: pathlib.Path) -> bytes:
     """Reads a file. Raises OSError, also of what is no file: a pipe or a device may never end."""
     # Without O_NONBLOCK the opening of a pipe waits for a writer.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path.name} is not a regular file")
         return file.read()

@@ -91,15 +91,15 @@ def examined(arch: str | None = None) -> Findings:
         found.problems.append(
             f"jax is {jax.__version__}; expected {OLDEST_JAX} or newer. pip install -U jax"
         )
-    arches = _devices(found, parts)
+    settings = _environment(found)
+    arches = _devices(found, parts, settings)
     if arch is not None:
         arches = {arch: 1}
-    settings = _environment(found)
-    if arches:
+    if arches and _uses_kernels(settings):
         missing = {n: p for n, p in parts.items() if isinstance(p, KernelUnavailableError)}
         if arch is not None and not _has_gpu(found):
             missing.pop("driver", None)  # the machine with that GPU has its own
-        if settings is not None and (not settings.nvrtc or settings.kernels == ""):
+        if settings is not None and not settings.nvrtc:
             missing.pop("nvrtc", None)
         found.problems += map(str, missing.values())
     if settings is not None:
@@ -107,6 +107,10 @@ def examined(arch: str | None = None) -> Findings:
         for each in arches or {"cpu": 0}:
             found.sections[f"what runs on {each}"] = _what_runs(found, settings, each, parts)
     return found
+
+
+def _uses_kernels(settings: config.Config | None) -> bool:
+    return settings is None or settings.kernels != ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -120,7 +124,9 @@ def _has_gpu(found: Findings) -> bool:
     return any("NVIDIA" in name for name in found.sections["devices"])
 
 
-def _devices(found: Findings, parts: dict[str, Any]) -> dict[str, int]:
+def _devices(
+    found: Findings, parts: dict[str, Any], settings: config.Config | None
+) -> dict[str, int]:
     """Lists them. Returns how many GPUs there are of each architecture that has kernels."""
     section = found.sections["devices"] = {}
     arches: dict[str, int] = {}
@@ -139,7 +145,8 @@ def _devices(found: Findings, parts: dict[str, Any]) -> dict[str, int]:
         name = f"NVIDIA {device.device_kind.removeprefix('NVIDIA ')}"
         arches[arch] = arches.get(arch, 0) + 1
         section[name] = f"{arches[arch]}; {arch}, {device.core_count} multiprocessors"
-        if int(capability.split(".")[0]) < 8 and arches[arch] == 1:
+        old = int(capability.split(".")[0]) < 8
+        if old and arches[arch] == 1 and _uses_kernels(settings):
             found.problems.append(
                 f"compute capability of {name} is {capability}; expected 8.0 or newer. Set "
                 "SHARDOPS_KERNELS= (empty): ops run as jnp there"
@@ -188,8 +195,6 @@ def _directories(found: Findings, settings: config.Config, needed: bool) -> None
         cache.write_whole(probe, b"")
         probe.unlink()
         tuned = len(list((settings.cache_dir / "gemm").glob("*.json")))
-        held = f"{_held(found, kernels)}, {tuned} tuned algorithms"
-        section["cache"] = f"{settings.cache_dir}: writable, {held}"
     except (OSError, ValueError) as error:
         section["cache"] = f"{settings.cache_dir}: cannot be written ({error})"
         if needed:
@@ -197,6 +202,9 @@ def _directories(found: Findings, settings: config.Config, needed: bool) -> None
                 f"the cache {section['cache']}: each process compiles its kernels anew. Point "
                 "SHARDOPS_CACHE_DIR at a directory of your own"
             )
+    else:
+        held = f"{_held(found, kernels)}, {tuned} tuned algorithms"
+        section["cache"] = f"{settings.cache_dir}: writable, {held}"
     if settings.kernel_pack is None:
         section["pack"] = "none"
         return
@@ -209,7 +217,11 @@ def _directories(found: Findings, settings: config.Config, needed: bool) -> None
 
 
 def _held(found: Findings, directory: cache.KernelDirectory) -> str:
-    entries = directory.entries()
+    try:
+        entries = directory.entries()
+    except OSError as error:
+        found.problems.append(f"{directory.path} cannot be read ({error}). Correct its permissions")
+        return f"cannot be read ({error})"
     damaged = sum(entry.about is None for entry in entries)
     if damaged:
         found.problems.append(
@@ -233,7 +245,8 @@ def _what_runs(
     told = [name for name, part in parts.items() if isinstance(part, KernelUnavailableError)]
     for library, ops in _OPS.items():
         kernel = _by_cublaslt(parts) if library == "cublasLt" else _by_nvrtc(settings, arch, parts)
-        if kernel.startswith("fails") and not {library, "extension"} & {*told}:
+        wanted = any(config.runs_as_kernel(n) for op in ops for n in (op, f"{op}.grad"))
+        if kernel.startswith("fails") and wanted and not {library, "extension"} & {*told}:
             found.problems.append(f"kernels for {arch}: {kernel}")
         for op in ops:
             section[op] = _chosen(settings, op, kernel)

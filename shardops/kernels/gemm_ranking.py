@@ -18,6 +18,7 @@ MOST = 8  # candidates: the heuristic names no more
 _KERNEL = 66
 _BYTES = {2: 2, 14: 2, 28: 1, 29: 1}  # cudaDataType: of what was measured
 _LEAST_GAIN = 0.015  # expected, to leave the first for another
+_LEAST_TIME = 0.9  # of a tile, relative: what was seen at k = 64, the shortest measured
 
 
 class _Tile(NamedTuple):
@@ -77,4 +78,4 @@ def _time(candidate: Candidate, along: int) -> float:
     tile, waves = _TILES.get(candidate["tile"]), candidate["waves"]
     if tile is None or candidate["kernel"] != _KERNEL or candidate["split"] > 1 or waves <= 1:
         return math.inf
-    return (tile.time - tile.short / along) * math.ceil(waves - 1e-3) / waves
+    return max(tile.time - tile.short / along, _LEAST_TIME) * math.ceil(waves - 1e-3) / waves

@@ -159,7 +159,7 @@ def _registers(
     threads = -(-needed // 32) * 32
     if needed <= 32 or (each == 3 and parts == 1):
         threads = 1 << (needed - 1).bit_length()
-        if threads == 256 and words < 480:  # few would have three
+        if threads == 256 and words < 480:  # few of 256 would have a second; of 128 most have four
             threads = -(-words // 64) * 32 if problem.mask else 128
     elif 64 < threads < 128:
         threads = 128
@@ -205,7 +205,8 @@ def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Geometry 
             chunks = -(-words // (threads * batch))
             return Geometry("staged", threads, 1, parts, 2, batch=batch, depth=chunks)
         if parts <= operands and chunks <= depth:
-            if operands == 1 and problem.even and not problem.causal and problem.mask == 0:
+            plain = operands == 1 and problem.even and not problem.causal and problem.mask == 0
+            if plain and -(-words // (2 * threads * batch)) <= depth // 2:
                 threads, depth = 2 * threads, depth // 2
             return Geometry("staged", threads, parts=parts, batch=batch, depth=depth)
     return None

@@ -67,8 +67,8 @@ def attention(
       mask_kind, lengths, mask: as in `Masking`.
       implementation: "softmax": `so.dot_general` and `so.softmax`. "cudnn": the flash attention of
         `jax.nn.dot_product_attention`. None: cuDNN where it fits (a CUDA backend, 16-bit dtypes, d
-        a multiple of 8 up to 128, no `mask`, as many queries as keys where it is causal), else
-        softmax.
+        a multiple of 8 up to 128, no `mask`, even numbers of queries and keys, as many of both
+        where it is causal), else softmax.
       batch_first: False: query, key, value and the result are [sequence, batch, heads, d]. What
         `Masking` says of its arrays holds as it is.
     Returns: [batch, q, heads, d], dtype of query.
@@ -223,7 +223,7 @@ def _masking(
         lengths.shape != (query.shape[dims[0]],) or not jnp.issubdtype(lengths.dtype, jnp.integer)
     ):
         got = f"{lengths.dtype} of shape {lengths.shape}"
-        want = f"integers of shape {query.shape[:1]}"
+        want = f"integers of shape ({query.shape[dims[0]]},)"
         fix = "Pass the length of each sequence."
         raise ValueError(wrong("attention", "lengths", got, want, fix))
     if mask is not None:

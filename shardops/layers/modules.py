@@ -47,7 +47,7 @@ def on_mixed_axes() -> bool:
 
 def cut_twice(names: Names, rules: Rules) -> bool:
     """Whether rules put two dims on one axis: the first rule has it here, and Flax's NNX fails."""
-    given = dict(rules)
+    given = dict(reversed(rules))
     axes = jax.tree.leaves([given.get(name) for name in names if name is not None])
     return len({*axes}) < len(axes)
 
@@ -83,15 +83,15 @@ def inputs_of(x: jax.Array, axis: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def dense_axes(
-    shape: tuple[int, ...], inputs: int, of_kernel: Any, of_bias: Any, rules: Rules
+    op: str, shape: tuple[int, ...], inputs: int, of_kernel: Any, of_bias: Any, rules: Rules
 ) -> tuple[Names | None, Names | None]:
     """Logical axes of a kernel and of its bias: those of the kernel's features by default."""
-    names = arguments.names("Dense", "kernel_axes", of_kernel, len(shape))
+    names = arguments.names(op, "kernel_axes", of_kernel, len(shape))
     if names is not None:
-        _check_parameter("kernel", shape, names, rules)
+        _check_parameter(op, "kernel", shape, names, rules)
     if of_bias is None:
         return names, None if names is None else names[inputs:]
-    return names, arguments.names("Dense", "bias_axes", of_bias, len(shape) - inputs)
+    return names, arguments.names(op, "bias_axes", of_bias, len(shape) - inputs)
 
 
 def hidden_shape(features: int, activation: Any) -> tuple[int, ...]:
@@ -132,26 +132,37 @@ def check_split(op: str, heads: Heads, rules: Rules) -> None:
             raise ValueError(wrong(op, argument, repr(count), want, fix))
 
 
-def _check_parameter(argument: str, shape: tuple[int, ...], names: Names, rules: Rules) -> None:
+def _check_parameter(
+    op: str, argument: str, shape: tuple[int, ...], names: Names, rules: Rules
+) -> None:
     """Refuse dims of a parameter that cannot be placed where rules put them."""
     sizes = jax.sharding.get_abstract_mesh().shape
     given = [name for name in names if name is not None]
     if len({*given}) < len(given):
         fix = "Give the dims different names, or None."
-        raise ValueError(wrong("Dense", argument, repr(names), "each name once", fix))
+        raise ValueError(wrong(op, argument, repr(names), "each name once", fix))
     if not sizes or not resolvable(names, rules):
         return
     lies = on_mesh(names, rules)
     assert lies is not None
-    for name, size, entry in zip(names, shape, lies.partitions, strict=True):
+    fix = "Take another number of features"
+    _check_divided(op, argument, shape, names, lies.partitions, fix)
+
+
+def _check_divided(
+    op: str, argument: str, shape: tuple[int, ...], names: Names, entries: Any, fix: str
+) -> None:
+    """Refuse dims that the devices along their axes do not divide."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    for name, size, entry in zip(names, shape, entries, strict=False):
         devices = _devices(entry, sizes)
         if size % devices:
             want = (
                 f"a multiple of the {devices} devices along {entry!r} for its dim {name!r}, which "
                 "rules put there"
             )
-            fix = f"Take another number of features, or map {name!r} to None."
-            raise ValueError(wrong("Dense", argument, f"of shape {shape}", want, fix))
+            fix = f"{fix}, or map {name!r} to None."
+            raise ValueError(wrong(op, argument, f"of shape {shape}", want, fix))
 
 
 def _devices(entry: Any, sizes: Any) -> int:
@@ -168,16 +179,7 @@ def check_rows(op: str, x: jax.Array, layout: Layout) -> None:
         fix = "Rules say where these dims lie: merge or split dims of x, or leave rules out."
         want = f"[{first[0]}, {first[1]}, features]"
         raise ValueError(wrong(op, "x", f"of shape {x.shape}", want, fix))
-    sizes = jax.sharding.get_abstract_mesh().shape
-    for name, size, entry in zip(first, x.shape, layout.stream.partitions, strict=False):
-        devices = _devices(entry, sizes)
-        if size % devices:
-            want = (
-                f"a multiple of the {devices} devices along {entry!r} for its dim {name!r}, which "
-                "rules put there"
-            )
-            fix = f"Pad x, or map {name!r} to None."
-            raise ValueError(wrong(op, "x", f"of shape {x.shape}", want, fix))
+    _check_divided(op, "x", x.shape, first, layout.stream.partitions, "Pad x")
 
 
 def gathering(op: str, x: jax.Array, layout: Layout) -> Layout:

@@ -32,6 +32,16 @@ def _endless(path: pathlib.Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def test_reading_what_is_no_file_leaves_none_open(directory):
+    (directory.path / f"{KEY}.kernel").mkdir(parents=True)
+    before = len(os.listdir("/proc/self/fd"))
+    with one_warning("cannot be read"):
+        for _ in range(5):
+            assert directory.read(KEY) is None
+            directory.entries()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("make", [_pipe, _endless])
 def test_what_is_no_regular_file_is_not_read(directory, make):
     directory.write(OTHER, CODE, ABOUT)

@@ -13,7 +13,7 @@ import pytest
 
 from shardops import config, version
 from shardops.errors import KernelUnavailableError
-from shardops.kernels import compile, doctor, versions
+from shardops.kernels import cache, compile, doctor, versions
 
 ROOT = Path(__file__).parents[2]
 WHOLE = {
@@ -165,9 +165,30 @@ def test_doctor_counts_damaged_kernels(machine, tmp_path):
     assert f"{pack} has 1 damaged or foreign files" in problem
 
 
+def test_doctor_asks_for_nothing_where_no_op_is_a_kernel(machine):
+    missing = ("extension", "cublasLt", "driver", "nvrtc")
+    assert machine(missing=missing, SHARDOPS_KERNELS="", SHARDOPS_NVRTC="0").problems == []
+
+
+def test_doctor_names_a_pack_that_cannot_be_read(machine, monkeypatch, tmp_path):
+    def entries(directory):
+        if directory.path == tmp_path / "pack":
+            raise PermissionError(13, "Permission denied", str(directory.path))
+        return []
+
+    (tmp_path / "pack").mkdir()
+    monkeypatch.setattr(cache.KernelDirectory, "entries", entries)
+    found = machine(SHARDOPS_KERNEL_PACK=tmp_path / "pack")
+    [problem] = found.problems
+    assert f"{tmp_path / 'pack'} cannot be read ([Errno 13] Permission denied" in problem
+    assert "cannot be read" in found.sections["directories"]["pack"]
+
+
 def test_doctor_refuses_old_gpus_and_versions_of_jax(machine, monkeypatch):
     [problem] = machine(capability="7.0").problems
     assert "compute capability of NVIDIA H200 is 7.0; expected 8.0 or newer" in problem
+    assert machine(capability="7.0", SHARDOPS_KERNELS="").problems == []
+    monkeypatch.delenv("SHARDOPS_KERNELS")
     monkeypatch.setattr(jax, "__version__", "0.9.1")
     [problem] = machine().problems
     assert problem.startswith(f"jax is 0.9.1; expected {version.OLDEST_JAX} or newer")

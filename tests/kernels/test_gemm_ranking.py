@@ -60,6 +60,13 @@ def test_small_tiles_are_for_short_products():
     assert preferred([first, small], {**LARGE, "type": E4M3}) is small  # bytes count
 
 
+@pytest.mark.parametrize("k", [1, 8, 16, 64])
+def test_the_shortest_products_take_full_waves_too(k):
+    emptiest, full = candidate(29, 1.05), candidate(29, 2.0)
+    assert preferred([emptiest, full], {**LARGE, "k": k}) is full
+    assert preferred([full, emptiest], {**LARGE, "k": k}) is full
+
+
 @pytest.mark.parametrize(
     "other",
     [

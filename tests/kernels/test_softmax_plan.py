@@ -135,6 +135,15 @@ def test_every_row_length_up_to_3000_has_a_plan(dtype):
         check(backward_plan(problem, TARGETS[2]), problem, TARGETS[2], 2)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_as_long_as_vocabularies_have_a_plan(dtype, target):
+    for keys in (*range(16384, 131072, 1024), 50257, 50304, 100352, 128256, 151936):
+        problem = SoftmaxProblem(2**15, keys, dtype)
+        check(forward_plan(problem, target), problem, target, 1)
+        check(backward_plan(problem, target), problem, target, 2)
+
+
 def test_plan_does_not_depend_on_rows_beyond_the_grid():
     """One compiled kernel serves every batch size that fills the GPU."""
     for keys in (33, 4096, 65536):

@@ -30,7 +30,8 @@ def seen_of(f, *args, qs=QS):
     """What one compiled gradient sees: of inputs, kernels, gradients."""
     seen = jax.jit(jax.grad(f))(qs, *args)
     assert jax.tree.structure(seen) == jax.tree.structure(qs)
-    assert not any(np.asarray(getattr(seen, r).amax_history).any() for r in ROLES)
+    for role in ROLES:  # no history, by which `update` knows a state from magnitudes
+        assert (np.asarray(getattr(seen, role).amax_history) <= 0).all()
     return [np.asarray(getattr(seen, role).scale_inv) for role in ROLES]
 
 
@@ -199,6 +200,26 @@ def test_update_of_state_that_is_the_next_one_already_gives_it():
 
     next_one = jax.jit(jax.grad(overwriting))(QS, BATCHES)
     assert so.recipes.update(QS, next_one) == next_one
+
+
+@pytest.mark.parametrize("factor", [0.0, np.inf])
+def test_update_knows_a_state_whose_history_is_empty_still(factor):
+    """A last kernel of zeros, as models begin with: the first gradient is 0."""
+
+    def overwriting(qs, xs):
+        return loss(xs[0], so.recipes.watch(qs, overwrite=True)) * factor
+
+    def magnitudes(qs, xs):
+        return loss(xs[0], so.recipes.watch(qs)) * factor
+
+    next_one, seen = (jax.jit(jax.grad(f))(QS, BATCHES) for f in (overwriting, magnitudes))
+    assert not next_one.gradient.amax_history.any()
+    assert so.recipes.update(QS, next_one) == next_one == so.recipes.update(QS, seen)
+
+
+def test_update_of_state_that_no_layer_used_sees_nothing():
+    seen = jax.jit(jax.grad(lambda qs, x: (so.recipes.watch(qs), jnp.sum(x))[1]))(QS, BATCHES)
+    assert so.recipes.update(QS, seen) == QS
 
 
 def test_gradients_accumulated_by_hand_are_combined_by_jnp_maximum():

@@ -54,10 +54,11 @@ def param(
 
 def weights_of(module: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Weights:
     """The kernel and the bias of a module with the fields of `Dense`."""
-    arguments.dtypes(op_of(module), getattr(module, "dtype", None), module.param_dtype)
+    op, rules = op_of(module), current(module.rules)
+    arguments.dtypes(op, getattr(module, "dtype", None), module.param_dtype)
     shape = (*inputs, *outputs)
     of_kernel, of_bias = modules.dense_axes(
-        shape, len(inputs), module.kernel_axes, module.bias_axes, current(module.rules)
+        op, shape, len(inputs), module.kernel_axes, module.bias_axes, rules
     )
     init = modules.with_fan_in(module.kernel_init, len(inputs))
     kernel = param(module, "kernel", init, shape, module.param_dtype, of_kernel, module.rules)

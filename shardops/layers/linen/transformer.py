@@ -216,7 +216,8 @@ class TransformerLayer(nn.Module):
         mask: jax.Array | None = None,
         positions: jax.Array | None = None,
     ) -> jax.Array:
-        """One layer of x [batch, length, features]. Arguments as in `MultiHeadAttention`."""
+        """One layer of x [batch, length, features], or [length, batch, features] where it is not
+        batch-first. Arguments as in `MultiHeadAttention`."""
         op = "TransformerLayer"
         x = arguments.array(op, "x", x)
         features = x.shape[-1]

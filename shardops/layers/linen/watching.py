@@ -26,7 +26,8 @@ def watch(variables: Any, *, recipe: Any = None, overwrite: bool = True) -> Any:
       recipe: of each `DotGeneral` among the modules, whose state does not say it; None: each of
         them watches its own, which a step may then use once.
       overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
-    Raises: as `so.recipes.watch`; ValueError where state of a `DotGeneral` is of another recipe.
+    Raises: as `so.recipes.watch`; ValueError where histories of a `DotGeneral` are of another
+      length.
     """
     if OVERWRITE not in variables:
         return variables

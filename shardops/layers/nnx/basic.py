@@ -68,7 +68,7 @@ class Dense(Ruled):
         self.out_axes = None if out_axes is None else tuple(out_axes)
         shape = (*inputs, *outputs)
         of_kernel, of_bias = modules.dense_axes(
-            shape, len(inputs), kernel_axes, bias_axes, self.rules
+            "Dense", shape, len(inputs), kernel_axes, bias_axes, self.rules
         )
         init = modules.with_fan_in(kernel_init, len(inputs))
         self.kernel = param(init, rngs, shape, param_dtype, of_kernel, self.rules)

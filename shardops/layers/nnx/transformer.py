@@ -243,7 +243,8 @@ class TransformerLayer(Ruled):
         mask: jax.Array | None = None,
         positions: jax.Array | None = None,
     ) -> jax.Array:
-        """One layer of x [batch, length, features]. Arguments as in `MultiHeadAttention`."""
+        """One layer of x [batch, length, features], or [length, batch, features] where it is not
+        batch-first. Arguments as in `MultiHeadAttention`."""
         x = arguments.array("TransformerLayer", "x", x)
         layout = self.layout(self.mlp.batch_first)
         if self.keep_gathered:
