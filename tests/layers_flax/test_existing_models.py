@@ -245,3 +245,25 @@ def test_dense_layer_of_maxtext(rng):
     got = jax.jit(lambda state, x: nnx.merge(graph, state)(x))(state, x)
     want = layer(None)(x)
     assert float(jnp.abs(got - want).max() / jnp.abs(want).max()) < 2**-3
+
+
+class Holder(nn.Module):
+    parent_given: bool
+
+    @nn.compact
+    def __call__(self, x):
+        inner = nn.Dense(8, parent=None) if self.parent_given else nn.Dense(8)
+        return linen.with_shardops(inner)(x)
+
+
+def test_a_linen_module_that_another_one_holds_is_refused():
+    x = jnp.ones((2, 16))
+    variables = Holder(parent_given=True).init(jax.random.key(0), x)
+    assert jax.tree.map(jnp.shape, variables["params"]["Dense_0"]) == {
+        "kernel": (16, 8),
+        "bias": (8,),
+    }
+    with pytest.raises(ValueError, match="model is the submodule Dense_0 already; expected a mod"):
+        Holder(parent_given=False).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match="with_shardops: model is bound to variables; expected"):
+        linen.with_shardops(Holder(parent_given=True).bind(variables))

@@ -33,7 +33,7 @@ def with_shardops(
     Returns: a module with the same attributes, variables and parameter names, which pickles where
       the model does. Models that are equal give equal ones.
     Raises: TypeError for what is no Linen module or no list of names, ValueError for a method that
-      the model does not have.
+      the model does not have, and for a model that is bound, or a submodule of another one already.
     """
     _check(model, methods)
     kind = getattr(type(model), _FROM, type(model))
@@ -47,6 +47,10 @@ def _check(model: Any, methods: Any) -> None:
         got = f"the class {model.__name__}" if is_class else f"a {type(model).__name__}"
         fix = "Models of NNX are for shardops.layers.nnx.with_shardops."
         raise TypeError(wrong(op, "model", got, "a Linen module", fix))
+    if model.scope is not None:
+        name = "bound to variables" if model.name is None else f"the submodule {model.name} already"
+        fix = "Give it the whole model, or in a compact method one made with parent=None."
+        raise ValueError(wrong(op, "model", name, "a module that nothing holds yet", fix))
     if isinstance(methods, str) or not isinstance(methods, Collection):
         fix = "Pass a tuple of them."
         raise TypeError(wrong(op, "methods", repr(methods), "names of methods", fix))
