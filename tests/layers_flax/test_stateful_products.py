@@ -95,3 +95,8 @@ def test_microbatches_that_nobody_watches_are_refused():
     said = r"watch: delayed state DotGeneral_0\.input is .* of 4 steps; expected .* of 8 steps"
     with pytest.raises(ValueError, match=said):
         jax.jit(lambda v: linen.watch(v, recipe=other))(variables)
+    with pytest.raises(ValueError, match=r"watch: recipe is CurrentScaling.*a recipe with state"):
+        linen.watch(variables, recipe=so.recipes.CurrentScaling())
+    for given in (None, DENSE, [variables]):
+        with pytest.raises(TypeError, match="watch: variables is a .*; expected what module.init"):
+            linen.watch(given)

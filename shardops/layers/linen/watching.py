@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import shardops as so
+from shardops.errors import wrong
 from shardops.layers import states
 from shardops.layers.linen.dot_general import as_leaves, of_leaves
 from shardops.layers.linen.parameters import OVERWRITE
@@ -23,15 +24,23 @@ def watch(variables: Any, *, recipe: Any = None, overwrite: bool = True) -> Any:
         state = gradients["_overwrite_with_gradient"]  # of the next step
 
     Args:
-      recipe: of each `DotGeneral` among the modules, whose state does not say it; None: each of
-        them watches its own, which a step may then use once.
+      recipe: the one of each `DotGeneral` among the modules, whose state does not say it: only the
+        length of its histories is compared, so pass the same object to both. None: each of them
+        watches its own, which a step may then use once.
       overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
-    Raises: as `so.recipes.watch`; ValueError where histories of a `DotGeneral` are of another
+    Raises: as `so.recipes.watch`; TypeError for what are no variables; ValueError for a recipe
+      without state, and where histories of a `DotGeneral` are of another
       length.
     """
+    if not isinstance(variables, Mapping):
+        got, want = f"a {type(variables).__name__}", "what module.init returns"
+        raise TypeError(wrong("watch", "variables", got, want, "Pass params and state in one."))
+    fresh = None if recipe is None else states.fresh("watch", recipe)
+    if recipe is not None and fresh is None:
+        fix = "Leave it out, or pass the recipe of the modules."
+        raise ValueError(wrong("watch", "recipe", repr(recipe), "a recipe with state", fix))
     if OVERWRITE not in variables:
         return variables
-    fresh = None if recipe is None else states.fresh("watch", recipe)
 
     def watched(node: Any, path: str) -> Any:
         if isinstance(node, DenseQuantizers):
