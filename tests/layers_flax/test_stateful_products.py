@@ -98,5 +98,5 @@ def test_microbatches_that_nobody_watches_are_refused():
     with pytest.raises(ValueError, match=r"watch: recipe is CurrentScaling.*a recipe with state"):
         linen.watch(variables, recipe=so.recipes.CurrentScaling())
     for given in (None, DENSE, [variables]):
-        with pytest.raises(TypeError, match="watch: variables is a .*; expected what module.init"):
+        with pytest.raises(TypeError, match=r"watch: variables is a .*; expected what module.init"):
             linen.watch(given)

@@ -29,8 +29,7 @@ def watch(variables: Any, *, recipe: Any = None, overwrite: bool = True) -> Any:
         watches its own, which a step may then use once.
       overwrite: as in `so.recipes.watch`: whether these cotangents are the state of the next step.
     Raises: as `so.recipes.watch`; TypeError for what are no variables; ValueError for a recipe
-      without state, and where histories of a `DotGeneral` are of another
-      length.
+      without state, and where histories of a `DotGeneral` are of another length.
     """
     if not isinstance(variables, Mapping):
         got, want = f"a {type(variables).__name__}", "what module.init returns"
