@@ -213,22 +213,24 @@ def _directories(found: Findings, settings: config.Config, needed: bool) -> None
         section["pack"] = f"{pack.path}: is not there"
         found.problems.append(f"SHARDOPS_KERNEL_PACK is {pack.path}; expected a directory")
         return
-    section["pack"] = f"{pack.path}: {_held(found, pack)}"
+    section["pack"] = f"{pack.path}: {_held(found, pack, needed=True)}"
 
 
-def _held(found: Findings, directory: cache.KernelDirectory) -> str:
+def _held(found: Findings, directory: cache.KernelDirectory, *, needed: bool = False) -> str:
+    """What a directory has. A cache heals by itself, and may hold what other versions wrote."""
     try:
         entries = directory.entries()
     except OSError as error:
         found.problems.append(f"{directory.path} cannot be read ({error}). Correct its permissions")
         return f"cannot be read ({error})"
     damaged = sum(entry.about is None for entry in entries)
-    if damaged:
+    if damaged and needed:
         found.problems.append(
             f"{directory.path} has {damaged} damaged or foreign files, which are not used. "
             f"`python -m shardops kernels clear {directory.path}` removes kernels"
         )
-    return f"{len(entries) - damaged} kernels"
+    others = f", {damaged} damaged or foreign files" if damaged else ""
+    return f"{len(entries) - damaged} kernels{others}"
 
 
 # ---- What runs -----------------------------------------------------------------------------------

@@ -160,9 +160,16 @@ def test_doctor_counts_damaged_kernels(machine, tmp_path):
     pack.mkdir()
     (pack / f"{'0' * 64}.kernel").write_text("no kernel")
     found = machine(SHARDOPS_KERNEL_PACK=pack)
-    assert found.sections["directories"]["pack"] == f"{pack}: 0 kernels"
+    held = "0 kernels, 1 damaged or foreign files"
+    assert found.sections["directories"]["pack"] == f"{pack}: {held}"
     [problem] = found.problems
     assert f"{pack} has 1 damaged or foreign files" in problem
+    cached = tmp_path / "cache" / "kernels"
+    cached.mkdir(parents=True)
+    (cached / f"{'0' * 64}.kernel").write_text("of another version")
+    found = machine(SHARDOPS_KERNEL_PACK="")
+    assert held in found.sections["directories"]["cache"]
+    assert found.problems == []
 
 
 def test_doctor_asks_for_nothing_where_no_op_is_a_kernel(machine):
