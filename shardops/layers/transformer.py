@@ -180,6 +180,11 @@ def _check_inputs(
         if array.ndim != 3 or array.shape[-1] != of.kernel.shape[0]:
             fix = "These are the features of the query and key kernels."
             raise ValueError(wrong(op, name, f"of shape {array.shape}", want, fix))
+    batch = 0 if batch_first else 1
+    if kv is not None and kv.shape[batch] != x.shape[batch]:
+        want = f"[{rows}, features] with the batch of x, {x.shape[batch]}"
+        fix = "Transpose it, or pass batch_first as its dims lie."
+        raise ValueError(wrong(op, "kv", f"of shape {kv.shape}", want, fix))
     for name, value in tokens._asdict().items():
         if value is not None and not isinstance(value, jax.Array | np.ndarray):
             got, fix = f"a {type(value).__name__}", "Convert it with jnp.asarray."

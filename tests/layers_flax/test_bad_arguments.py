@@ -27,6 +27,18 @@ REFUSED = {
         lambda: of_nnx.TransformerLayer(8, 3, 16, rngs=RNGS),
         "TransformerLayer: num_heads is 3; expected a divisor of the 8 features",
     ),
+    "order": (
+        lambda: of_nnx.TransformerLayer(8, 4, 16, batch_first=None, rngs=RNGS),
+        "TransformerLayer: batch_first is",
+    ),
+    "rows without a batch": (
+        lambda: of_nnx.LayerNormMLP(8, 16, batch_first=False, rngs=RNGS)(X[0]),
+        "LayerNormMLP: x is of shape (4, 8); expected [sequence, batch, features]",
+    ),
+    "kv in another order": (
+        lambda: of_nnx.MultiHeadAttention(4, 8, batch_first=False, rngs=RNGS)(X, X[:, :3]),
+        "kv is of shape (2, 3, 8); expected [length, batch, features] with the batch of x, 4",
+    ),
     "heads, linen": (lambda: linen_layer(3, 16), "TransformerLayer: num_heads is 3"),
     "no heads": (lambda: of_nnx.MultiHeadAttention(0, 8, rngs=RNGS), "num_heads is 0"),
     "groups": (

@@ -203,6 +203,7 @@ class TransformerLayer(Ruled):
         rngs: nnx.Rngs,
     ) -> None:
         super().__init__(rules)
+        check.flag("TransformerLayer", "batch_first", batch_first)
         arguments.count("TransformerLayer", "features", features)
         arguments.count("TransformerLayer", "hidden_features", hidden_features)
         arguments.dtypes("TransformerLayer", dtype, param_dtype)
