@@ -171,7 +171,7 @@ def _devices(entry: Any, sizes: Any) -> int:
 
 
 def check_rows(op: str, x: jax.Array, layout: Layout) -> None:
-    """Refuse rows without a batch where it is said to be, or that rules cannot put where they say."""
+    """Refuse rows without a batch where one is said to be, or that cannot lie where rules say."""
     if layout.stream is None and (layout.batch_first or x.ndim == 3):
         return
     first = ("batch", "sequence") if layout.batch_first else ("sequence", "batch")
