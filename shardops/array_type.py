@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from shardops.maxima import is_traced
 from shardops.rules.spec import Axes, Spec, axes_in, only, to_partition_spec, to_spec
 
 
@@ -92,7 +93,8 @@ def constrain(
         for dim in open_dims:
             entries[dim] = PartitionSpec.UNCONSTRAINED
         sharding = NamedSharding(mesh, PartitionSpec(*entries))
-        asked = _constrained if mesh.explicit_axes else jax.lax.with_sharding_constraint
+        eager = mesh.explicit_axes and not is_traced()
+        asked = _constrained if eager else jax.lax.with_sharding_constraint
         array = asked(array, sharding)
     return array
 
