@@ -123,6 +123,9 @@ def norm_mlp(
 ) -> jax.Array:
     """`so.layer_norm_mlp` of modules' parameters."""
     check_rows("LayerNormMLP", x, layout)
+    if not layout.batch_first and x.ndim != 3:  # its second dim is the batch
+        want, fix = "[sequence, batch, features]", "Merge or split dims, or leave batch_first out."
+        raise ValueError(wrong("LayerNormMLP", "x", f"of shape {x.shape}", want, fix))
     x, weights = in_dtype(dtype, x, weights)
     return mlp(x, weights, of, activation, layout=layout, quantizers=quantizers)
 

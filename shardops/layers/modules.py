@@ -171,18 +171,15 @@ def _devices(entry: Any, sizes: Any) -> int:
 
 
 def check_rows(op: str, x: jax.Array, layout: Layout) -> None:
-    """Refuse rows without a batch where one is said to be, or that cannot lie where rules say."""
-    if layout.stream is None and (layout.batch_first or x.ndim == 3):
+    """Refuse an input whose rows rules cannot put where they say."""
+    if layout.stream is None:
         return
     first = ("batch", "sequence") if layout.batch_first else ("sequence", "batch")
     if x.ndim != 3:
-        fix = "Merge or split dims of x, or leave batch_first out."
-        if layout.stream is not None:
-            fix = "Rules say where these dims lie: merge or split dims of x, or leave rules out."
+        fix = "Rules say where these dims lie: merge or split dims of x, or leave rules out."
         want = f"[{first[0]}, {first[1]}, features]"
         raise ValueError(wrong(op, "x", f"of shape {x.shape}", want, fix))
-    if layout.stream is not None:
-        _check_divided(op, "x", x.shape, first, layout.stream.partitions, "Pad x")
+    _check_divided(op, "x", x.shape, first, layout.stream.partitions, "Pad x")
 
 
 def gathering(op: str, x: jax.Array, layout: Layout) -> Layout:
