@@ -13,10 +13,7 @@ apart too.
 """
 
 import argparse
-import concurrent.futures
 import ctypes
-import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +21,7 @@ import jax
 import numpy as np
 
 from checked_cases import CASES, run_norm
+from compiling import compile_all
 from raw_launch import Call, Device
 from shardops.kernels import compile, launch
 from shardops.kernels.launch import Kernel
@@ -141,9 +139,7 @@ def kernels(only: str | None, mbarriers: bool) -> None:
     planned = Planned()
     run_all(planned, target, only)
     wanted = [kernel for kernel in planned.kernels if mbarriers or not has_mbarriers(kernel)]
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        list(pool.map(compiled, wanted, chunksize=4))  # into the cache on disk
+    compile_all(wanted, target.arch)  # into the cache on disk
     launches = Launches(Device(), target)
     launches.mbarriers = mbarriers
     run_all(launches, target, only)
@@ -164,10 +160,6 @@ def run_all(launches: Launches | Planned, target: Target, only: str | None) -> N
                     launches.offset = offset
                     run(launches, rng, *case)
                     launches.finish(f"{name} {case}, {offset} elements after a word")
-
-
-def compiled(kernel: Kernel) -> None:
-    compile.cubin(kernel.file, kernel.name, kernel.constants, "sm_90")
 
 
 def planted() -> None:

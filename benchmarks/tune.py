@@ -11,19 +11,17 @@ plan's own as a table of shardops/kernels/tuned.
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
+import itertools
 import json
-import multiprocessing
-import os
 import pathlib
 import sys
 from typing import Any
 
 from candidates import norm_candidates
-from shardops.kernels import compile, tuned
+from compiling import compile_all
+from shardops.kernels import tuned
 from shardops.kernels.element_types import TYPE_BYTES
-from shardops.kernels.launch import Kernel
 from shardops.kernels.norm_plan import Geometry
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_split import Split
@@ -77,7 +75,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     target = target_for(options.arch, options.sm_count)
     jobs = [job for op in options.ops.split(",") for job in jobs_of(op, options, target)]
-    cubins = compile_all(jobs)
+    cubins = cubins_of(jobs, target.arch)
     results = time_all(jobs, cubins)
     if options.json:
         options.json.write_text(json.dumps(results) + "\n")
@@ -101,22 +99,16 @@ def jobs_of(op: str, options: Any, target: Target) -> list[Job]:
     return found
 
 
-def compile_all(jobs: list[Job]) -> list[tuple[bytes, ...]]:
-    """Before JAX takes the GPU: a process of it should not be forked, and it would hold cores."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        return list(pool.map(compile_job, jobs, chunksize=8))
-
-
-def compile_job(job: Job) -> tuple[bytes, ...]:
+def cubins_of(jobs: list[Job], arch: str) -> list[tuple[bytes, ...]]:
+    """Of each job's launches; before JAX takes the GPU, as it would hold cores."""
     from norm_runs import plans_of
 
-    plans = plans_of(job.problem, job.backward, job.geometry, job.target)
-    return tuple(_compiled(plan.kernel, job.target.arch) for plan in plans)
-
-
-def _compiled(kernel: Kernel, arch: str) -> bytes:
-    return compile.cubin(kernel.file, kernel.name, kernel.constants, arch)
+    kernels = [
+        [plan.kernel for plan in plans_of(job.problem, job.backward, job.geometry, job.target)]
+        for job in jobs
+    ]
+    codes = compile_all(itertools.chain.from_iterable(kernels), arch)
+    return [tuple(codes[kernel] for kernel in of_job) for of_job in kernels]
 
 
 def time_all(jobs: list[Job], cubins: list[tuple[bytes, ...]]) -> list[dict[str, Any]]:
