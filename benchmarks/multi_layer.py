@@ -136,8 +136,13 @@ class Layer:
             return y, pull(dy)
 
         out = jax.tree.map(lambda a: a.sharding, (x, (params, x)))
+        # XLA of JAX 0.11.2 ends the process over TP+SP with these options: its rewrite of gathers
+        # leaves a cycle among dynamic-update-slices.
+        overlapping = self.preset == "fsdp"
         with jax.set_mesh(auto):
-            return by_xla(self.devices, step, params, x, dy, out_shardings=out)
+            return by_xla(
+                self.devices, step, params, x, dy, overlapping=overlapping, out_shardings=out
+            )
 
 
 def plain_layer(

@@ -46,10 +46,12 @@ class Program:
         return self.compiled(*self.operands)
 
 
-def by_xla(devices: int, f: Callable[..., Any], *operands: Any, **jit: Any) -> dict[str, Program]:
+def by_xla(
+    devices: int, f: Callable[..., Any], *operands: Any, overlapping: bool = True, **jit: Any
+) -> dict[str, Program]:
     """Plain jnp as XLA compiles it by default, and with `OVERLAPPING` where that compiles."""
     found = {"XLA": Program.of(f, *operands, **jit)}
-    if devices > 1:
+    if devices > 1 and overlapping:
         try:
             found["XLA, overlapping"] = Program.of(f, *operands, options=OVERLAPPING, **jit)
         except jax.errors.JaxRuntimeError as error:
