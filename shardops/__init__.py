@@ -1,6 +1,11 @@
 """Sharding-aware GEMM, normalisation and softmax for JAX."""
 
-from shardops import checkpoint_policies, recipes, rules
+from shardops import (
+    checkpoint_policies,
+    exporting,  # noqa: F401 for what it registers
+    recipes,
+    rules,
+)
 from shardops.config import use_kernels
 from shardops.errors import KernelUnavailableError
 from shardops.explaining import Report, explain

@@ -1,6 +1,6 @@
 """Checks of arguments. Each error names op, argument, value and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -79,7 +79,8 @@ def promoted(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def one_of(op: str, argument: str, value: Any, allowed: Sequence[Any]) -> None:
     """Refuse a value outside a list."""
-    if value not in allowed:
+    # Arrays, which have no hash, do not say whether they equal a name.
+    if not isinstance(value, Hashable) or value not in allowed:
         want = " | ".join(repr(a) for a in allowed)
         raise ValueError(wrong(op, argument, repr(value), want, "Choose one of these."))
 
@@ -244,11 +245,13 @@ def gemm_dims(
 
 
 def epsilon(op: str, value: Any) -> float:
-    """A finite number >= 0."""
+    """0, or a number that float32 has and is not subnormal there, which devices may take as 0."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(
             wrong(op, "epsilon", f"a {type(value).__name__}", "a Python number", "It is static.")
         )
-    if not 0 <= value < float("inf"):
-        raise ValueError(wrong(op, "epsilon", repr(value), "a finite number >= 0", "Use 1e-6."))
+    numbers = np.finfo(np.float32)
+    if value != 0 and not float(numbers.tiny) <= value <= float(numbers.max):
+        want = f"0 or a float32 of {numbers.tiny:.4g} to {numbers.max:.4g}"
+        raise ValueError(wrong(op, "epsilon", repr(value), want, "Use 1e-6."))
     return float(value)

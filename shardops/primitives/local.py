@@ -1,13 +1,15 @@
 """A device-local op as a JAX primitive: the jnp reference on any platform, a kernel on CUDA."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
+
+from shardops.errors import wrong
 
 Results = tuple[jax.Array, ...]
 
@@ -25,6 +27,8 @@ def local_primitive(
     `kernel=False`, or with an operand or result of no elements, lowers to the reference. `on_cpu`
     stands in for the reference where XLA:CPU cannot run that as it is.
     """
+    reference, run_kernel = _of_any_ranks(reference), _of_any_ranks(kernel)
+    on_cpu = on_cpu and _of_any_ranks(on_cpu)
     primitive = Primitive(name)
     primitive.multiple_results = True
 
@@ -40,6 +44,7 @@ def local_primitive(
         results = _results(reference, arrays, statics)
         if not kernel or any(a.size == 0 for a in (*arrays, *results)):
             return tuple(_kept(r) for r in reference(*arrays, **statics))
+        _of_known_sizes(name, arrays)
         return run_kernel(*arrays, **statics)
 
     def run_eagerly(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
@@ -48,7 +53,6 @@ def local_primitive(
             return (on_cpu or reference)(*arrays, **statics)
         return _compiled(primitive, kernel=kernel, **statics)(*arrays)
 
-    run_kernel = kernel
     primitive.def_abstract_eval(abstract)
     primitive.def_impl(run_eagerly)
     mlir.register_lowering(
@@ -59,6 +63,26 @@ def local_primitive(
         mlir.register_lowering(primitive, lowering, platform="cpu")
     mlir.register_lowering(primitive, mlir.lower_fun(cuda, multiple_results=True), platform="cuda")
     return lambda *arrays, **statics: tuple(primitive.bind(*arrays, **statics))
+
+
+def _of_any_ranks(function: Callable[..., Results]) -> Callable[..., Results]:
+    """A caller's `jax_numpy_rank_promotion` is for its own arrays: a bias has fewer dims here."""
+
+    @wraps(function)
+    def allowed(*arrays: Any, **statics: Any) -> Results:
+        with jax.numpy_rank_promotion("allow"):
+            return function(*arrays, **statics)
+
+    return allowed
+
+
+def _of_known_sizes(name: str, arrays: Sequence[jax.Array]) -> None:
+    for array in arrays:
+        if not all(isinstance(size, int) for size in array.shape):
+            fix = "Export for each size, or within so.use_kernels('')."
+            got = f"of shape {array.shape}"
+            op = name.removeprefix("shardops_")
+            raise ValueError(wrong(op, "x", got, "sizes that are numbers", fix))
 
 
 def _kept(result: jax.Array) -> jax.Array:

@@ -81,7 +81,8 @@ def _diagonal(causal: Any, shape: tuple[int, ...]) -> int | None:
     check.one_of("softmax", "causal", causal, (None, "upper_left", "bottom_right"))
     if causal is None:
         return None
-    if max(shape[-2:]) >= 2**31:
+    # A size that an export leaves open is no int, and its program is for fewer.
+    if any(isinstance(size, int) and size >= 2**31 for size in shape[-2:]):
         want, fix = "fewer than 2^31 queries and keys with `causal`", "Their places are int32."
         raise ValueError(wrong("softmax", "x", f"of shape {shape}", want, fix))
     return 0 if causal == "upper_left" else shape[-1] - shape[-2]

@@ -167,6 +167,8 @@ def test_norm_refuses_array(op, error, argument, says, arrays):
     "error, argument, says, options",
     [
         (ValueError, "epsilon", ("-1",), {"epsilon": -1.0}),
+        (ValueError, "epsilon", ("1e-300", "float32"), {"epsilon": 1e-300}),
+        (ValueError, "epsilon", ("float32",), {"epsilon": 10**400}),
         (ValueError, "epsilon", ("nan",), {"epsilon": float("nan")}),
         (ValueError, "stats", ("'never'", "gather", "distributed"), {"stats": "never"}),
         (TypeError, "quantizer", ("Quantizer",), {"quantizer": object()}),
