@@ -95,7 +95,7 @@ class KernelDirectory:
         """Returns the machine code, or None where there is no entry that is whole."""
         path = self._entry(key)
         try:
-            data = _content(path)
+            data = content(path)
         except FileNotFoundError:
             if self._required and not self.path.exists():
                 self._warn("does not exist")
@@ -174,7 +174,7 @@ class KernelDirectory:
             )
 
 
-def _content(path: pathlib.Path) -> bytes:
+def content(path: pathlib.Path) -> bytes:
     """Reads a file. Raises OSError, also of what is no file: a pipe or a device may never end."""
     # Without O_NONBLOCK the opening of a pipe waits for a writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -206,7 +206,7 @@ def _parts(key: str, data: bytes) -> tuple[dict[str, Any], bytes] | None:
 def _about(path: pathlib.Path) -> dict[str, Any] | None:
     """The account of an entry; None where it cannot be used."""
     try:
-        parts = _parts(path.stem, _content(path))
+        parts = _parts(path.stem, content(path))
     except FileNotFoundError:
         raise
     except OSError:

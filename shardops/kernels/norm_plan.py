@@ -109,18 +109,12 @@ def backward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged
     )
 
 
-def _measured(
-    problem: NormProblem, target: Target, direction: str
-) -> Geometry | Staged | Split | None:
-    fields = tuned.lookup(problem, target, direction)
-    if fields is None:
+def _measured(problem: NormProblem, target: Target, direction: str) -> Geometry | Staged | None:
+    found = tuned.lookup(problem, target, direction)
+    loads = 1 + problem.add + (direction == "backward")
+    if isinstance(found, Staged) and not found.fits(problem, target, loads):
         return None
-    if "stages" not in fields:
-        return Geometry(**fields)
-    found = Staged(**fields)
-    return (
-        found if found.fits(problem, target, 1 + problem.add + (direction == "backward")) else None
-    )
+    return found
 
 
 def _finish(problem: NormProblem, target: Target) -> Launch:

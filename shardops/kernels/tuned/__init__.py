@@ -7,15 +7,16 @@ one that of many.
 """
 
 import functools
-import json
 import pathlib
 import warnings
-from typing import Any
 
 from shardops import config
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_registers import Geometry
+from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target
+from shardops.kernels.tuned.reading import read
 
 _SHIPPED = pathlib.Path(__file__).parent
 
@@ -33,8 +34,8 @@ def keys(problem: NormProblem, target: Target, direction: str) -> tuple[str, ...
     return (f"{of_many} few", of_many) if few else (of_many,)
 
 
-def lookup(problem: NormProblem, target: Target, direction: str) -> dict[str, Any] | None:
-    """The fields of the shape in the table of this GPU; None where there is none."""
+def lookup(problem: NormProblem, target: Target, direction: str) -> Geometry | Staged | None:
+    """The shape in the table of this GPU; None where there is none."""
     table = _table(target.arch, target.sm_count)
     return next((table[k] for k in keys(problem, target, direction) if k in table), None)
 
@@ -44,18 +45,18 @@ def file_name(arch: str, sm_count: int) -> str:
 
 
 @functools.cache
-def _table(arch: str, sm_count: int) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _table(arch: str, sm_count: int) -> dict[str, Geometry | Staged]:
+    found: dict[str, Geometry | Staged] = {}
     for folder in (_SHIPPED, config.get().cache_dir / "tuned"):
         path = folder / file_name(arch, sm_count)
         try:
-            entries = json.loads(path.read_text())
+            entries = read(path)
         except (FileNotFoundError, NotADirectoryError):
             # No table. Where SHARDOPS_CACHE_DIR is a file, the cache of kernels says so.
             continue
         except (OSError, ValueError) as error:
             warnings.warn(
-                f"shardops: the table of launch shapes {path} cannot be read ({error}); the "
+                f"shardops: the table of launch shapes {path} cannot be used ({error}); the "
                 "heuristic decides. Write it anew with `make tune`, or remove it.",
                 RuntimeWarning,
                 stacklevel=2,

@@ -1,0 +1,73 @@
+"""Tables of launch shapes in a user's cache: damaged or foreign ones are passed over."""
+
+import json
+import os
+import warnings
+
+import pytest
+
+from shardops.kernels import norm_plan, tuned
+from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_registers import Geometry
+from shardops.kernels.norm_staged import Staged
+from shardops.kernels.target import target_for
+
+TARGET = target_for("sm_90", 132)
+KEY = "rms.forward 2 4 520"
+PROBLEM = NormProblem(64, 520, "rms", "bfloat16", "float32")
+BAD = {
+    "a list": "[1]",
+    "null": "null",
+    "a number": "3",
+    "no JSON": "{",
+    "an entry that is a number": json.dumps({KEY: 3}),
+    "no fields": json.dumps({KEY: {}}),
+    "an unknown field": json.dumps({KEY: {"threads_per_row": 64, "new_field": 1}}),
+    "a field of another type": json.dumps({KEY: {"threads_per_row": 64.0}}),
+    "a field that is a list": json.dumps({KEY: {"threads_per_row": [64]}}),
+    "7 threads": json.dumps({KEY: {"threads_per_row": 7}}),
+    "no threads": json.dumps({KEY: {"threads_per_row": 0}}),
+    "more threads than a block has": json.dumps({KEY: {"threads_per_row": 2048}}),
+    "whole warps of broken rows": json.dumps({KEY: {"threads_per_row": 24, "rows_per_block": 4}}),
+    "a staged shape without rows": json.dumps({KEY: {"threads": 256, "stages": 2}}),
+}
+
+
+@pytest.fixture
+def table(caches, tmp_path):
+    """Where the table of the user's cache lies."""
+    caches(cache_dir=tmp_path)
+    tuned._table.cache_clear()
+    path = tmp_path / "tuned" / tuned.file_name(TARGET.arch, TARGET.sm_count)
+    path.parent.mkdir()
+    yield path
+    tuned._table.cache_clear()
+
+
+def test_a_table_of_the_cache_goes_first(table):
+    entry = {"threads_per_row": 32, "rows_per_block": 4, "min_blocks": 3}
+    table.write_text(json.dumps({KEY: entry}))
+    assert norm_plan.forward_geometry(PROBLEM, TARGET) == Geometry(**entry)
+    tuned._table.cache_clear()
+    entry = {"threads": 128, "threads_per_row": 32, "stages": 2, "store_tiles": True}
+    table.write_text(json.dumps({KEY: entry}))
+    assert norm_plan.forward_geometry(PROBLEM, TARGET) == Staged(**entry)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_table_is_passed_over_with_one_warning(table, name):
+    shipped = norm_plan.forward_geometry(PROBLEM, TARGET)
+    tuned._table.cache_clear()
+    table.write_text(BAD[name])
+    with pytest.warns(RuntimeWarning, match=r"sm_90-132\.json cannot be used .* heuristic") as seen:
+        assert norm_plan.forward_geometry(PROBLEM, TARGET) == shipped
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert norm_plan.forward_geometry(PROBLEM, TARGET) == shipped
+
+
+def test_a_pipe_in_the_place_of_a_table_does_not_block(table):
+    os.mkfifo(table)
+    with pytest.warns(RuntimeWarning, match="not a regular file"):
+        norm_plan.forward_geometry(PROBLEM, TARGET)
