@@ -25,6 +25,7 @@ from shardops.primitives.gemm_scaled import (
 )
 from shardops.primitives.gemm_scaled_local import Scaled
 from shardops.primitives.row_sum import row_sum
+from shardops.primitives.saved import packed, unpacked
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.spec import Spec
 
@@ -194,19 +195,20 @@ def _save(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: A
     if op.activation in (None, "relu"):
         # Where ReLU lets through is seen by its result, which whoever comes next saves anyway.
         out = _product(op, wanted, lhs, rhs, bias, add)
-        return out, (lhs, rhs, None if op.activation is None else out, types)
+        return out, (*packed((lhs, rhs)), None if op.activation is None else out, types)
     if wanted is not None and array_type.mesh_of(*arrays_of(lhs)).auto_axes:
         # Asked of two results of an op, the partitioner moves them one by one.
         out, pre = _apart(op, wanted, lhs, rhs, bias, add)
     else:
         save = replace(op, save=True)
         out, pre = _with_pre_activation(save, wanted, lhs, rhs, bias, add)
-    return out, (lhs, rhs, pre, types)
+    return out, (*packed((lhs, rhs)), pre, types)
 
 
 def _pull(op: GemmOp, wanted: Spec | None, saved: Any, dout: jax.Array) -> Any:
     """dz = dout · activation';  dlhs = dz · rhsᵀ,  drhs = lhsᵀ · dz,  dbias = sum_rows(dz)."""
-    lhs, rhs, seen, (bias_type, add_type) = saved
+    *operands, seen, (bias_type, add_type) = saved
+    lhs, rhs = unpacked(operands)
     with jax.named_scope(f"shardops.{op.name}.grad"):
         dz = dout
         if op.activation is not None:
@@ -270,8 +272,8 @@ def _apart(op: GemmOp, wanted: Spec | None, lhs: Any, rhs: Any, bias: Any, add: 
 
 
 _with_pre_activation.defvjp(
-    lambda op, wanted, *operands: (_with_pre_activation(op, wanted, *operands), operands),
+    lambda op, wanted, *operands: (_with_pre_activation(op, wanted, *operands), packed(operands)),
     lambda op, wanted, saved, cotangents: routing.pull(
-        partial(_apart, op, wanted), saved, cotangents
+        partial(_apart, op, wanted), unpacked(saved), cotangents
     ),
 )

@@ -14,6 +14,7 @@ from shardops.primitives.gemm_grad import GemmGradOp, orders
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.gemm_scaled import Operand, arrays_of, cotangent_of, matched, target_of
 from shardops.primitives.gemm_scaled_local import Scaled
+from shardops.primitives.saved import packed, unpacked
 from shardops.primitives.scaled import ScaledArray
 from shardops.rules.gemm_dims import Dims
 from shardops.rules.spec import Axes, Spec
@@ -96,11 +97,11 @@ def _pull(op: GemmGradOp, wanted: Wanted, dz: Any, lhs: Any, rhs: Any) -> Any:
 
 
 def _save(op: GemmGradOp, wanted: Wanted, dz: Any, lhs: Any, rhs: Any) -> Any:
-    return _pull(op, wanted, dz, lhs, rhs), (dz, lhs, rhs)
+    return _pull(op, wanted, dz, lhs, rhs), packed((dz, lhs, rhs))
 
 
 def _pull_back(op: GemmGradOp, wanted: Wanted, saved: Any, cotangents: Any) -> Any:
-    return routing.pull(partial(_one_by_one, op, wanted), saved, cotangents)
+    return routing.pull(partial(_one_by_one, op, wanted), unpacked(saved), cotangents)
 
 
 _pull.defvjp(_save, _pull_back)

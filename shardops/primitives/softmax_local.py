@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardops.primitives.local import local_primitive
 
@@ -25,15 +26,27 @@ def forward_reference(
     hidden = next(rest) if mask else None
     if diagonal is not None:
         hidden = _with_later_keys(x.shape, hidden, next(rest) if first else 0, diagonal)
-    z = scale * x.astype(jnp.float32)
+    # A scale of 0 leaves 0 of a finite logit and NaN of others.
+    v, magnitude = float(np.sign(scale)) * x.astype(jnp.float32), abs(scale) or 1.0
+    seen = {} if hidden is None else {"where": ~hidden}
+    weights = _weights(v, jnp.max(v, -1, keepdims=True, initial=-jnp.inf, **seen), magnitude)
     if hidden is None:
-        e = jnp.exp(z - jnp.max(z, -1, keepdims=True, initial=-jnp.inf))
-        return ((e / jnp.sum(e, -1, keepdims=True)).astype(x.dtype),)
-    top = jnp.max(z, -1, keepdims=True, initial=-jnp.inf, where=~hidden)
-    e = jnp.where(hidden, 0.0, jnp.exp(z - top))
+        return ((weights / jnp.sum(weights, -1, keepdims=True)).astype(x.dtype),)
+    e = jnp.where(hidden, 0.0, weights)
     # `where` once more: a hidden place of a row that is all hidden (0 / 0) or NaN stays 0.
     y = jnp.where(hidden, 0.0, e / jnp.sum(e, -1, keepdims=True))
     return (y.astype(x.dtype),)
+
+
+def _weights(v: jax.Array, top: jax.Array, magnitude: float) -> jax.Array:
+    """exp(magnitude · (v - top)): the difference first, of halves where that could overflow.
+
+    Of scaled logits XLA may round one before the difference and not the other, and then half a unit
+    in the last place of a large logit goes into exp.
+    """
+    if 2 * magnitude > float(np.finfo(np.float32).max):
+        return jnp.exp((v - top) * magnitude)
+    return jnp.exp((0.5 * v - 0.5 * top) * (2 * magnitude))
 
 
 def _with_later_keys(
