@@ -40,9 +40,10 @@ def get() -> Config:
 
 def _cache_dir() -> Path:
     if given := _text("SHARDOPS_CACHE_DIR", ""):
-        return Path(given)
-    if base := _text("XDG_CACHE_HOME", ""):
-        return Path(base) / "shardops"
+        return Path(os.path.expanduser(given))  # "~" comes here as it is where no shell read it
+    base = Path(_text("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # others are to be ignored, its specification says
+        return base / "shardops"
     try:
         return Path.home() / ".cache" / "shardops"
     except RuntimeError:  # a user without a home, as in many containers

@@ -49,6 +49,21 @@ def test_config_works_without_a_home(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("given", "base", "want"),
+    [
+        ("~/kept", "/base", "/home/someone/kept"),
+        ("", "/base", "/base/shardops"),
+        ("", "base", "/home/someone/.cache/shardops"),
+    ],
+)
+def test_where_the_cache_lies(monkeypatch, given, base, want):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("SHARDOPS_CACHE_DIR", given)
+    monkeypatch.setenv("XDG_CACHE_HOME", base)
+    assert config.get().cache_dir == Path(want)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "want"),
     [
         ("KERNELS", "(", "expected a regular expression"),

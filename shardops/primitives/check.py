@@ -251,6 +251,7 @@ def epsilon(op: str, value: Any) -> float:
             wrong(op, "epsilon", f"a {type(value).__name__}", "a Python number", "It is static.")
         )
     numbers = np.finfo(np.float32)
+    value = value.item() if isinstance(value, np.generic) else value
     if value != 0 and not float(numbers.tiny) <= value <= float(numbers.max):
         want = f"0 or a float32 of {numbers.tiny:.4g} to {numbers.max:.4g}"
         raise ValueError(wrong(op, "epsilon", repr(value), want, "Use 1e-6."))

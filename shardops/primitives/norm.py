@@ -37,7 +37,9 @@ def layer_norm(
 
     Statistics in float32: the mean first, then the mean of centred squares. `h` is rounded to the
     dtype of x before it is normalised, so that y is the norm of the `h` that is returned. A mean
-    that is large beside the deviations is known to some roundings of its own, and so is y.
+    that is large beside the deviations is known to some roundings of its own, and so is y. Sums
+    of a row beyond float32 are infinite, and its y NaN; squares, of deviations above 1.8e19, too,
+    and its y 0.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 
