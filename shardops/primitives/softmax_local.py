@@ -28,8 +28,9 @@ def forward_reference(
         hidden = _with_later_keys(x.shape, hidden, next(rest) if first else 0, diagonal)
     # A scale of 0 leaves 0 of a finite logit and NaN of others.
     v, magnitude = float(np.sign(scale)) * x.astype(jnp.float32), abs(scale) or 1.0
-    seen = {} if hidden is None else {"where": ~hidden}
-    weights = _weights(v, jnp.max(v, -1, keepdims=True, initial=-jnp.inf, **seen), magnitude)
+    seen = None if hidden is None else ~hidden
+    top = jnp.max(v, -1, keepdims=True, initial=-jnp.inf, where=seen)
+    weights = _weights(v, top, magnitude)
     if hidden is None:
         return ((weights / jnp.sum(weights, -1, keepdims=True)).astype(x.dtype),)
     e = jnp.where(hidden, 0.0, weights)
