@@ -14,6 +14,7 @@ constexpr int kRows = 4, kRowsApart = 32;  // of a thread
 constexpr int kTiles = 4;                  // of a thread
 constexpr int kStrip = 16;                 // tiles of a block
 constexpr int kDigits = DIGITS;
+constexpr int kAtOnce = kDigits == 1 ? kTiles : 1;  // tiles, of scales that lie apart
 
 // An index over dims that need not lie one after the other, the last one fastest.
 struct Digits {
@@ -41,16 +42,35 @@ struct Scales {
   unsigned thread_blocks;
 };
 
-__device__ __forceinline__ bool is_word(const void* from, unsigned bytes) {
-  return reinterpret_cast<unsigned long long>(from) % bytes == 0;
+// A thread's codes of a row.
+struct Codes {
+  unsigned words[kTiles];
+};
+
+// Those of four tiles from `from` on, side by side, of which there are `count`. Only words that
+// hold one of them are read.
+__device__ __forceinline__ Codes codes_along(const unsigned char* from, unsigned count) {
+  constexpr unsigned kMost = kTiles * kTileBlocks;
+  if (count > kMost) count = kMost;
+  const unsigned before = reinterpret_cast<unsigned long long>(from) % 4;
+  const unsigned* at = reinterpret_cast<const unsigned*>(from - before);
+  unsigned words[kTiles + 1];
+#pragma unroll
+  for (int w = 0; w <= kTiles; ++w) words[w] = 4 * w < count + before ? at[w] : 0;
+  Codes codes;
+#pragma unroll
+  for (int w = 0; w < kTiles; ++w) {
+    const unsigned four = __funnelshift_r(words[w], words[w + 1], 8 * before);
+    const unsigned first = 4 * w;
+    const unsigned missing = count >= first + 4 ? 0 : count <= first ? 4 : first + 4 - count;
+    codes.words[w] = missing == 4 ? 0 : four & 0xffffffffu >> 8 * missing;
+  }
+  return codes;
 }
 
-// The codes of a tile in a row. `along`: blocks lie side by side.
-__device__ __forceinline__ unsigned load_codes(const unsigned char* row, const Scales& scales,
-                                               unsigned first, bool along) {
-  if (along && first + kTileBlocks <= scales.block_count && is_word(row + first, 4)) {
-    return *reinterpret_cast<const unsigned*>(row + first);
-  }
+// Those of a tile, wherever they lie.
+__device__ __forceinline__ unsigned codes_apart(const unsigned char* row, const Scales& scales,
+                                                unsigned first) {
   unsigned codes = 0;
 #pragma unroll
   for (unsigned b = 0; b < kTileBlocks; ++b) {
@@ -73,6 +93,7 @@ __device__ __forceinline__ void arrange(const unsigned char* from, uint4* to, co
   const unsigned r = along ? t / kTiles : t % kRowsApart;
   const unsigned tile = (index - panel * strips) * kStrip + part * kTiles;
   if (tile >= tiles) return;
+  to += (static_cast<long long>(panel) * tiles + tile) * kTileWords + r;
   const unsigned char* rows[kRows];
   bool there[kRows];
 #pragma unroll
@@ -81,30 +102,43 @@ __device__ __forceinline__ void arrange(const unsigned char* from, uint4* to, co
     there[q] = row < scales.row_count;
     rows[q] = from + (there[q] ? scales.rows.offset(row) : 0);
   }
-  to += (static_cast<long long>(panel) * tiles + tile) * kTileWords + r;
-  // Words of four tiles, in all rows or in none.
-  if (along && is_word(from, 16) && (scales.block_count | scales.rows.stride[0]) % 16 == 0) {
-    uint4 words[kRows];
+  if (!along) {
+#pragma unroll kAtOnce
+    for (int w = 0; w < kTiles; ++w) {
+      if (tile + w >= tiles) break;
+      unsigned words[kRows] = {};
 #pragma unroll
-    for (int q = 0; q < kRows; ++q) {
-      words[q] = make_uint4(0, 0, 0, 0);
-      if (there[q]) words[q] = *reinterpret_cast<const uint4*>(rows[q] + tile * kTileBlocks);
+      for (int q = 0; q < kRows; ++q) {
+        if (there[q]) words[q] = codes_apart(rows[q], scales, (tile + w) * kTileBlocks);
+      }
+      to[w * kTileWords] = make_uint4(words[0], words[1], words[2], words[3]);
     }
-    to[0 * kTileWords] = make_uint4(words[0].x, words[1].x, words[2].x, words[3].x);
-    to[1 * kTileWords] = make_uint4(words[0].y, words[1].y, words[2].y, words[3].y);
-    to[2 * kTileWords] = make_uint4(words[0].z, words[1].z, words[2].z, words[3].z);
-    to[3 * kTileWords] = make_uint4(words[0].w, words[1].w, words[2].w, words[3].w);
     return;
   }
-#pragma unroll 1
-  for (unsigned at = tile; at < tile + kTiles && at < tiles; ++at) {
-    unsigned words[kRows] = {};
+  const unsigned first = tile * kTileBlocks;
+  // Words of four tiles, in all rows or in none.
+  const bool whole = reinterpret_cast<unsigned long long>(from) % 16 == 0 &&
+                     (scales.block_count | scales.rows.stride[0]) % 16 == 0;
+  Codes codes[kRows];
+  if (whole) {
 #pragma unroll
     for (int q = 0; q < kRows; ++q) {
-      if (there[q]) words[q] = load_codes(rows[q], scales, at * kTileBlocks, along);
+      const uint4* word = reinterpret_cast<const uint4*>(rows[q] + first);
+      const uint4 found = there[q] ? *word : make_uint4(0, 0, 0, 0);
+      codes[q] = {{found.x, found.y, found.z, found.w}};
     }
-    *to = make_uint4(words[0], words[1], words[2], words[3]);
-    to += kTileWords;
+  } else {
+#pragma unroll
+    for (int q = 0; q < kRows; ++q) {
+      codes[q] = codes_along(rows[q] + first, there[q] ? scales.block_count - first : 0);
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < kTiles; ++w) {
+    if (tile + w < tiles) {
+      to[w * kTileWords] =
+          make_uint4(codes[0].words[w], codes[1].words[w], codes[2].words[w], codes[3].words[w]);
+    }
   }
 }
 
