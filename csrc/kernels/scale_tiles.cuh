@@ -14,7 +14,6 @@ constexpr int kRows = 4, kRowsApart = 32;  // of a thread
 constexpr int kTiles = 4;                  // of a thread
 constexpr int kStrip = 16;                 // tiles of a block
 constexpr int kDigits = DIGITS;
-constexpr int kAtOnce = kDigits == 1 ? kTiles : 1;  // tiles, of scales that lie apart
 
 // An index over dims that need not lie one after the other, the last one fastest.
 struct Digits {
@@ -103,7 +102,7 @@ __device__ __forceinline__ void arrange(const unsigned char* from, uint4* to, co
     rows[q] = from + (there[q] ? scales.rows.offset(row) : 0);
   }
   if (!along) {
-#pragma unroll kAtOnce
+#pragma unroll 1
     for (int w = 0; w < kTiles; ++w) {
       if (tile + w >= tiles) break;
       unsigned words[kRows] = {};
