@@ -12,7 +12,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from shardops.kernels import norm, norm_quantized, quantize, softmax
+from shardops.kernels import norm, norm_quantized, quantize, scale_tiles, softmax
+from shardops.kernels.gemm_scaled_plan import Matrix, ScaleMode
 from shardops.primitives.quantize_local import Form, problem_of, quantized
 from shardops.primitives.scaling import ScalingMode
 from shardops.rules.quantize import Blocks
@@ -137,6 +138,21 @@ def run_quantize(launches: Any, rng, rows, cols, dtype, format, of, layout, kind
         quantize.quantize(_drawn(launches, rng, "float32")(rows, cols), scale, problem, results)
 
 
+def scale_cases() -> Iterator[tuple]:
+    """Shapes of the scales of both operands of a product, and the order of their dims."""
+    yield ((256, 64), (0, 1)), ((77, 33), (0, 1))
+    yield ((33, 77), (1, 0)), ((7, 9, 10), (1, 0, 2))
+
+
+def run_scales(launches: Any, rng: np.random.Generator, *sides: tuple) -> None:
+    operands = []
+    for shape, order in sides:
+        matrix = Matrix(order, 1, 1, 1, 1, ScaleMode.VEC_32)
+        codes = rng.integers(0, 255, shape, np.uint8).view(ml_dtypes.float8_e8m0fnu)
+        operands.append((matrix, launches.array(codes)))
+    scale_tiles.tiled(*operands)
+
+
 def _drawn(launches: Any, rng: np.random.Generator, dtype: str):
     of = np.dtype(np.float32 if dtype == "float32" else getattr(ml_dtypes, dtype))
     return lambda *shape: launches.array(rng.standard_normal(shape, np.float32).astype(of))
@@ -146,4 +162,5 @@ CASES: dict[str, tuple[Callable[[], Iterator[tuple]], Callable[..., None]]] = {
     "norm": (norm_cases, run_norm),
     "softmax": (softmax_cases, run_softmax),
     "quantize": (quantize_cases, run_quantize),
+    "scales": (scale_cases, run_scales),
 }

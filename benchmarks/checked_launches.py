@@ -1,15 +1,16 @@
 """Launches every kind of kernel on small arrays, for compute-sanitizer: scripts/sanitize.sh.
 
-    python benchmarks/checked_launches.py kernels [--only norm|softmax|quantize] [--no-mbarriers]
+    python benchmarks/checked_launches.py kernels [--only norm|softmax|quantize|scales]
+        [--no-mbarriers]
     python benchmarks/checked_launches.py planted|gemm
 
-kernels: norms, softmax and quantisation as JAX would launch them, but without XLA, which is slow
-under the sanitizer and packs its buffers into one allocation: here each array is one of its own, so
-an access past its end is seen. Plans are those of a GPU of few multiprocessors, whose blocks meet
-many tiles. Arrays hold NaN at first, and none may be left. --no-mbarriers: without the kernels that
-hand shared memory over by mbarriers, each of which racecheck takes for a race. planted: an array is
-too short, which the sanitizer has to find. gemm: small products through XLA, whose allocations are
-apart too.
+kernels: norms, softmax, quantisation and scales as JAX would launch them, but without XLA, which is
+slow under the sanitizer and packs its buffers into one allocation: here each array is one of its
+own, so an access past its end is seen. Plans are those of a GPU of few multiprocessors, whose
+blocks meet many tiles. Arrays hold NaN at first, and none may be left. --no-mbarriers: without the
+kernels that hand shared memory over by mbarriers, each of which racecheck takes for a race.
+planted: an array is too short, which the sanitizer has to find. gemm: small products through XLA,
+whose allocations are apart too.
 """
 
 import argparse

@@ -4,10 +4,11 @@ No XLA in between, so a candidate costs a module load and a few launches, and no
 the device meanwhile.
 """
 
+import contextlib
 import ctypes
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -77,7 +78,10 @@ class Device:
             for _ in range(count):
                 run()
 
-        return self._elapsed(self._replay(times) if graph else times) / count
+        if not graph:
+            return self._elapsed(times) / count
+        with self._recorded(times) as replay:
+            return self._elapsed(replay) / count
 
     def _elapsed(self, work: Callable[[], None]) -> float:
         start, end = self._events
@@ -89,15 +93,21 @@ class Device:
         self.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
         return milliseconds.value * 1e3
 
-    def _replay(self, work: Callable[[], None]) -> Callable[[], None]:
+    @contextlib.contextmanager
+    def _recorded(self, work: Callable[[], None]) -> Iterator[Callable[[], None]]:
         """What launches all that `work` does as one graph, and has done so once."""
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuStreamBeginCapture_v2", self.stream, _RELAXED_CAPTURE)
         work()
         self.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        self.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
-        self.call("cuGraphLaunch", ready, self.stream)
-        return lambda: self.call("cuGraphLaunch", ready, self.stream)
+        try:
+            self.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
+            self.call("cuGraphLaunch", ready, self.stream)
+            yield lambda: self.call("cuGraphLaunch", ready, self.stream)
+        finally:
+            if ready:
+                self.call("cuGraphExecDestroy", ready)
+            self.call("cuGraphDestroy", graph)
 
     def poison(self, array: jax.Array) -> None:
         """NaN everywhere, so that what a launch does not write shows."""

@@ -30,18 +30,27 @@ def require(items: list[pytest.Item], folder: pathlib.Path, least: int) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def keep_outcomes(
-    session: pytest.Session, outcomes: dict[str, str], folder: pathlib.Path, *, several: bool
-) -> None:
-    """Writes down, for the record, how the tests of `folder` came out."""
-    mine = {name: got for name, got in outcomes.items() if f"tests/{folder.name}/" in name}
-    if hasattr(session.config, "workerinput") or "passed" not in mine.values():
-        return
-    narrowed = session.config.getoption("keyword") or session.config.getoption("markexpr")
-    ended = session.exitstatus != pytest.ExitCode.INTERRUPTED
-    whole = (
-        ended
-        and not narrowed
-        and all(pathlib.Path(argument).resolve() == folder for argument in session.config.args)
-    )
-    record.keep_outcomes(mine, whole=whole, several=several)
+class Outcomes:
+    """A plugin of pytest that writes down, for the record, how the tests of `folder` came out."""
+
+    def __init__(self, folder: pathlib.Path, *, several: bool):
+        self._folder, self._several = folder, several
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        mine = f"tests/{self._folder.name}/" in report.nodeid
+        if mine and (report.when == "call" or report.outcome != "passed"):
+            self._outcomes[report.nodeid] = report.outcome
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        config = session.config
+        if hasattr(config, "workerinput") or "passed" not in self._outcomes.values():
+            return
+        narrowed = config.getoption("keyword") or config.getoption("markexpr")
+        ended = session.exitstatus != pytest.ExitCode.INTERRUPTED
+        whole = (
+            ended
+            and not narrowed
+            and all(pathlib.Path(argument).resolve() == self._folder for argument in config.args)
+        )
+        record.keep_outcomes(self._outcomes, whole=whole, several=self._several)

@@ -51,10 +51,6 @@ __device__ __forceinline__ void find_magnitudes(const Values& values, const Agai
 // Where the scale of a block lies, of `rows` rows of `blocks`.
 __device__ __forceinline__ long long scale_at(long long row, long long rows, long long block,
                                               long long blocks) {
-  if (SCALES_TILED) {
-    const long long tile = row / 128 * (blocks / 4) + block / 4;
-    return tile * 512 + row % 32 * 16 + row / 32 % 4 * 4 + block % 4;
-  }
   return BLOCKS_FIRST ? block * rows + row : row * blocks + block;
 }
 __device__ __forceinline__ Scale* row_scale_at(const Shape& shape, const Tile& tile,

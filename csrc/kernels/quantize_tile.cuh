@@ -3,9 +3,8 @@
 // Layout: an array [entries, groups, rows, cols]. Results as it lies: data like it, scales
 // [entries, groups, rows, ceil(cols / block)]. Turned: data [entries, cols, groups, rows], scales
 // [entries, cols, groups, ceil(rows / block)]; blocks lie along the last dim of either, which comes
-// first with BLOCKS_FIRST. With SCALES_TILED scales are in tiles of 128 rows x 4 blocks, one after
-// the other, rows 32 apart side by side in one: [rows / 128, blocks / 4, 32, 4, 4]. A square has
-// one scale for both, [.., rows / 128, cols / 128] or turned. Tiles do not reach over a group.
+// first with BLOCKS_FIRST. A square has one scale for both, [.., rows / 128, cols / 128] or turned.
+// Tiles do not reach over a group.
 // Threads: a tile is PARTS_DOWN x PARTS_ACROSS parts of 32 rows x 64 columns, or of 16 x 128 where
 // nothing is turned. WARPS warps take them in turn; a thread has 8 x 8 of a part. So a block of 32
 // lies in a warp, a sector of 32 bytes too, of rows and of columns; data leave from registers.

@@ -1,4 +1,4 @@
-"""Readers of command-line arguments of `python -m shardops kernels`."""
+"""Readers of command-line arguments of `python -m shardops kernels` and `doctor`."""
 
 import argparse
 import re
@@ -33,18 +33,21 @@ def some(allowed: Sequence[str]) -> Any:
 
 
 def arches(text: str) -> tuple[str, ...]:
-    found = tuple(text.replace(",", " ").split())
-    if not found or not all(re.fullmatch(r"sm_\d+[af]?", arch) for arch in found):
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; expected architectures such as sm_90,sm_100"
-        )
-    for arch in found:
-        if not arch[-1].isdecimal():  # a run looks for the kernels of its device's plain name
-            plain = arch.rstrip("af")
-            raise argparse.ArgumentTypeError(f"is {arch!r}; expected no suffix. Write {plain}")
-        if int(re.sub(r"\D", "", arch)) < 80:
-            raise argparse.ArgumentTypeError(f"is {arch!r}; expected sm_80 or newer")
+    found = tuple(arch(word) for word in text.replace(",", " ").split())
+    if not found:
+        raise argparse.ArgumentTypeError("is empty; expected architectures such as sm_90,sm_100")
     return found
+
+
+def arch(text: str) -> str:
+    if not re.fullmatch(r"sm_\d+[af]?", text):
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected an architecture such as sm_90")
+    if not text[-1].isdecimal():  # a run looks for the kernels of its device's plain name
+        plain = text.rstrip("af")
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected no suffix. Write {plain}")
+    if int(text.removeprefix("sm_")) < 80:
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected sm_80 or newer")
+    return text
 
 
 def counts(text: str) -> tuple[int, ...]:

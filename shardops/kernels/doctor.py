@@ -13,6 +13,7 @@ import jax
 
 from shardops import config
 from shardops.errors import KernelUnavailableError
+from shardops.kernels import arguments as read
 from shardops.kernels import cache, compile, versions
 from shardops.kernels.gemm_scaled_plan import Side, scaled_plan
 from shardops.version import OLDEST_JAX
@@ -40,7 +41,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Versions, libraries, devices and settings, and what would run where. Needs no "
         "GPU. Returns 1 where something is in the way.",
     )
-    parser.add_argument("--arch", type=_arch, metavar="SM", help="as on a machine with such a GPU")
+    parser.add_argument(
+        "--arch", type=read.arch, metavar="SM", help="as on a machine with such a GPU"
+    )
     parser.add_argument("--json", action="store_true", help="print plain data instead of text")
     parser.set_defaults(run=_run)
 
@@ -51,12 +54,6 @@ def _run(arguments: argparse.Namespace) -> int:
     found = examined(arguments.arch)
     print(json.dumps(found.data(), indent=1) if arguments.json else found.text())
     return 1 if found.problems else 0
-
-
-def _arch(text: str) -> str:
-    if not re.fullmatch(r"sm_\d+[af]?", text):
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected an architecture such as sm_90")
-    return text
 
 
 @dataclass
@@ -262,6 +259,9 @@ def _what_runs(
             section[label] = f"{'native' if native else _WIDE}: {plan.why}"
             if native and kind != "tensor" and _numbers(str(parts["cublasLt"])) < (12, 9):
                 section[label] = f"{_WIDE}: cuBLASLt is older than 12.9"
+            elif native and kind == "mxfp8":
+                ordering = _by_nvrtc(settings, arch, parts)  # of the scales
+                section[label] = ordering if ordering.startswith("fails") else section[label]
     return section
 
 

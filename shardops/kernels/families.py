@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardops.kernels import softmax_plan
+from shardops.kernels import scale_tiles, softmax_plan
+from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
@@ -181,6 +182,11 @@ def _quantize(request: Request, rows: int, target: Target) -> list[Launch]:
     """For arrays [rows, length]. There are no two passes: either asks for the same."""
     problem = _written(request, rows)
     launches = [quantize_plan(arranged(problem, target), target)]
+    if request.option("scaling") == "mxfp8" and has_mxfp8(target.arch):
+        # Of what is quantised, products order the scales, wherever their dims lie.
+        scales = scale_tiles.in_order(rows, -(-request.length // 32))
+        apart = replace(scales, rows=(*scales.rows, (1, 1)))
+        launches += [scale_tiles.tiles_plan(scales, other)[0] for other in (scales, apart)]
     if request.option("scaling") == "current":
         search, _ = magnitudes_plan(1, rows * request.length, request.dtype, target)
         launches.append(search)

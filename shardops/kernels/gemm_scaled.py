@@ -1,6 +1,7 @@
 """Products of 8-bit operands with their scales on the GPU, through cuBLASLt."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from shardops.kernels.gemm import CUDA_TYPES, Epilogue, custom_call, finish
 from shardops.kernels.gemm_scaled_plan import Matrix, Native, ScaleMode
 from shardops.kernels.sizes import round_up
 
+Dims = tuple[int, ...]
 Pair = tuple[jax.Array, jax.Array]
 
 
@@ -83,28 +85,41 @@ class _Product:
     ) -> tuple[jax.Array, ...] | None:
         """The custom call's results; None where cuBLASLt has no algorithm for it."""
         plan = self.plan
-        data = [
-            _matrix(plan.lhs, self.lhs[0], plan.m, plan.k),
-            _matrix(plan.rhs, self.rhs[0], plan.n, plan.k),
-        ]
-        scales = [
-            _scales(plan.lhs, self.lhs[1], plan.m),
-            _scales(plan.rhs, self.rhs[1], plan.n),
-        ]
+        operands, layouts = self._operands
         shape = (plan.lhs.batch, plan.m, plan.n) if plan.padded else plan.result
         found = custom_call(
             self._attributes(out_dtype),
-            [*data, *(s for s, _ in scales)],
+            operands,
             bias,
             add,
             epilogue,
             jax.ShapeDtypeStruct(shape, out_dtype),
-            layouts=[None, None, *(order for _, order in scales)],
+            layouts=layouts,
         )
         if found is None or not plan.padded:
             return found
         cut = (slice(None), slice(plan.lhs.rows), slice(plan.rhs.rows))
         return tuple(r[cut].reshape(plan.result) for r in found)
+
+    @cached_property
+    def _operands(self) -> tuple[list[jax.Array], list[Dims | None]]:
+        """As csrc/gemm_problem.h wants them, and their layouts; None: in row-major order.
+
+        A layout leaves it to XLA to have scales written so by what computes them.
+        """
+        plan = self.plan
+        data = [
+            _matrix(plan.lhs, self.lhs[0], plan.m, plan.k),
+            _matrix(plan.rhs, self.rhs[0], plan.n, plan.k),
+        ]
+        if plan.lhs.scale is ScaleMode.VEC_32:
+            tiles = scale_tiles.tiled((plan.lhs, self.lhs[1]), (plan.rhs, self.rhs[1]))
+            return [*data, *tiles], [None] * 4
+        scales = [
+            _scales(plan.lhs, self.lhs[1], plan.m),
+            _scales(plan.rhs, self.rhs[1], plan.n),
+        ]
+        return [*data, *(s for s, _ in scales)], [None, None, *(order for _, order in scales)]
 
     def _attributes(self, out_dtype: np.dtype) -> dict[str, int]:
         plan = self.plan
@@ -130,25 +145,15 @@ def _matrix(matrix: Matrix, data: jax.Array, rows: int, k: int) -> jax.Array:
     return _padded(array, (matrix.batch, rows, k))
 
 
-def _scales(
-    matrix: Matrix, scales: jax.Array, rows: int
-) -> tuple[jax.Array, tuple[int, ...] | None]:
-    """As csrc/gemm_problem.h wants them: an array and its layout, None where it is row-major.
-
-    A layout leaves it to XLA to have them written so by what computes them.
-    """
+def _scales(matrix: Matrix, scales: jax.Array, rows: int) -> tuple[jax.Array, Dims | None]:
+    """Those of a tensor or of blocks of 128, and their layout."""
     if matrix.scale is ScaleMode.TENSOR:
         return scales, None
-    blocks = -(-matrix.k // (32 if matrix.scale is ScaleMode.VEC_32 else 128))
+    blocks = -(-matrix.k // 128)
     array = jnp.transpose(scales, matrix.order).reshape(-1, blocks)
     if matrix.scale is ScaleMode.VEC_128:
         return _padded(array, (rows, blocks)), (1, 0)
-    if matrix.scale is ScaleMode.BLOCK_128:
-        return _padded(array, (array.shape[0], round_up(blocks, 4))), None
-    whole = round_up(rows, scale_tiles.ROWS), round_up(blocks, scale_tiles.BLOCKS)
-    if array.shape != whole:  # padded as bits: their type has no zero
-        array = _padded(jax.lax.bitcast_convert_type(array, jnp.uint8), whole)
-    return scale_tiles.tiled(array), None
+    return _padded(array, (array.shape[0], round_up(blocks, 4))), None
 
 
 def _padded(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -54,10 +54,12 @@ class Matrix:
     """An operand as [batch, rows, k]: transposed by `order`, then reshaped.
 
     Args:
+      contracted: how many dims of `order`, the last ones, k is made of.
       scale: how its scales lie.
     """
 
     order: Dims
+    contracted: int
     batch: int
     rows: int
     k: int
@@ -223,6 +225,7 @@ def _matrix(side: Side, contracted: Dims, batch: Dims) -> Matrix | str:
         scale = ScaleMode.BLOCK_128
     return Matrix(
         (*batch, *free, *contracted),
+        len(contracted),
         math.prod(side.shape[d] for d in batch),
         math.prod(side.shape[d] for d in free),
         math.prod(side.shape[d] for d in contracted),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardops.kernels import launch, scale_tiles
+from shardops.kernels import launch
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     arranged,
@@ -15,7 +15,6 @@ from shardops.kernels.quantize_plan import (
     quantize_plan,
     tiling,
     written_layouts,
-    written_tiles,
 )
 from shardops.kernels.target import current_target
 
@@ -38,16 +37,7 @@ def quantize(
     operands = [operand for operand in (x, scale_inv) if operand is not None]
     plan = quantize_plan(problem, target)
     layouts = written_layouts(problem, [r.shape for r in results])
-    tiles = written_tiles(problem)
-    written = [
-        jax.ShapeDtypeStruct(scale_tiles.shape_of(*tiles[at]), r.dtype) if at in tiles else r
-        for at, r in enumerate(results)
-    ]
-    found = launch.call(plan, operands, written, [problem.shape(tiling(problem))], layouts)
-    return tuple(
-        scale_tiles.untiled(array, r.shape) if at in tiles else array
-        for at, (array, r) in enumerate(zip(found, results, strict=True))
-    )
+    return launch.call(plan, operands, results, [problem.shape(tiling(problem))], layouts)
 
 
 def magnitudes(x: jax.Array, added: int) -> jax.Array:

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from shardops.kernels.element_types import TYPE_CODES
-from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.target import Target
 
@@ -49,8 +48,6 @@ class QuantizeProblem:
       again: x was read before.
       blocks_first: scales of 1 x 128 lie by blocks, then by rows, as cuBLASLt reads them; of one
         entry alone.
-      scales_tiled: those of 1 x 32 lie as cuBLASLt reads them (scale_tiles.py); of one entry and
-        group, whose rows and columns fill tiles.
     """
 
     entries: int
@@ -65,7 +62,6 @@ class QuantizeProblem:
     amax: bool = False
     again: bool = False
     blocks_first: bool = False
-    scales_tiled: bool = False
 
     @property
     def block(self) -> int:
@@ -139,11 +135,8 @@ def arranged(problem: QuantizeProblem, target: Target) -> QuantizeProblem:
     p = joined(problem)
     if p.scales == "row128" and p.entries == 1 and p.rows >= TILE:
         p = replace(p, blocks_first=True)
-    if p.scales == "row32" and p.entries == p.groups == 1 and has_mxfp8(target.arch):
-        p = replace(p, scales_tiled=p.rows % TILE == p.cols % TILE == 0)
     elements = p.rows * p.cols
-    in_order = not p.blocks_first and not p.scales_tiled
-    alone = p.groups == 1 and not p.as_columns and p.scales != "square" and in_order
+    alone = p.groups == 1 and not p.as_columns and p.scales != "square" and not p.blocks_first
     if alone and p.cols % p.block == 0 and elements % TILE == 0:
         p = replace(p, rows=elements // TILE, cols=TILE)
     return p
@@ -192,7 +185,6 @@ def written_constants(problem: QuantizeProblem) -> tuple[tuple[str, int], ...]:
         ("COLUMNS", int(problem.as_columns)),
         ("AMAX", int(problem.amax)),
         ("BLOCKS_FIRST", int(problem.blocks_first)),
-        ("SCALES_TILED", int(problem.scales_tiled)),
     )
 
 
@@ -214,15 +206,6 @@ def written_layouts(problem: QuantizeProblem, shapes: Sequence[Dims]) -> list[Di
             inner = shapes[at].index(problem.cols)  # those before it are added ones, all of them 1
             layouts[at] = (*(d for d in range(len(shapes[at])) if d != inner), inner)
     return layouts
-
-
-def written_tiles(problem: QuantizeProblem) -> dict[int, tuple[int, int]]:
-    """Which results are scales in tiles, and the rows and blocks that these are of."""
-    p = problem
-    ways = [(p.rows, p.cols)] * p.as_rows + [(p.cols, p.rows)] * p.as_columns
-    if not p.scales_tiled:
-        return {}
-    return {2 * n + 1: (rows, along // p.block) for n, (rows, along) in enumerate(ways)}
 
 
 def magnitudes_plan(entries: int, count: int, x: str, target: Target) -> tuple[Launch, int]:

@@ -9,10 +9,10 @@ import pytest
 from tests import gpus
 
 HERE = pathlib.Path(__file__).parent
-_outcomes: dict[str, str] = {}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(gpus.Outcomes(HERE, several=False))
     # The root conftest chooses the CPU, which is right unless these tests run alone.
     arguments = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if all(path.is_relative_to(HERE) for path in arguments) and _driver_is_there():
@@ -24,15 +24,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gpus.require(items, HERE, 1)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or report.outcome != "passed":
-        _outcomes[report.nodeid] = report.outcome
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    gpus.keep_outcomes(session, _outcomes, HERE, several=False)
 
 
 def _driver_is_there() -> bool:

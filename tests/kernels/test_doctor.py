@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from shardops import __main__ as command_line
 from shardops import config, version
 from shardops.errors import KernelUnavailableError
 from shardops.kernels import cache, compile, doctor, versions
@@ -218,6 +219,23 @@ def test_doctor_of_a_gpu_that_is_elsewhere(machine):
     found = machine(capability=None, arch="sm_100", missing=["driver"])
     assert found.problems == []
     assert found.sections["what runs on sm_100"][MXFP8].startswith("native")
+    # Its scales are brought into cuBLASLt's order by a kernel.
+    without = machine(capability=None, arch="sm_100", missing=["driver"], SHARDOPS_NVRTC=0)
+    runs = without.sections["what runs on sm_100"]
+    assert runs[MXFP8] == "fails: SHARDOPS_NVRTC is 0, and there is no pack"
+    assert runs[TENSOR].startswith("native")
+
+
+@pytest.mark.parametrize("arch", ["hopper", "sm_75", "sm_90a"])
+def test_doctor_takes_the_architectures_that_packs_are_built_for(arch, capsys):
+    said = []
+    build = ["kernels", "build", "--op=all", "--rows-length=1", "--out=p"]
+    for words in (["doctor"], build):
+        with pytest.raises(SystemExit):
+            command_line.parser().parse_args([*words, f"--arch={arch}"])
+        said.append(capsys.readouterr().err.partition("argument --arch: ")[2])
+    assert said[0] == said[1]
+    assert f"is '{arch}'; expected" in said[0]
 
 
 def test_doctor_as_a_command(tmp_path):

@@ -1,18 +1,21 @@
 """Products of ScaledArrays as they lower for a GPU, run on XLA:CPU and a stand-in cuBLASLt."""
 
+import contextlib
+import re
 import threading
+from functools import partial
 from types import ModuleType
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import P
 
+import shardops as so
 from shardops.kernels import launch
 from shardops.kernels.target import target_for, use_target
-from shardops.primitives.gemm_scaled_local import Scaled, scaled_gemm_kernel
-from shardops.primitives.quantize_local import Form, quantize_kernel
-from shardops.rules.quantize import Blocks
+from tests import meshes
+from tests.kernels import emulator
 from tests.kernels.scaled_calls import (
     BLOCK,
     CURRENT,
@@ -163,48 +166,105 @@ def test_other_gpus_and_refusals(core, rng, monkeypatch, mode, arch) -> None:
         assert attribute(call.text(), "type") == (0 if mode is BLOCK else 14)
 
 
-@pytest.mark.parametrize("formats", PAIRS)
-@pytest.mark.parametrize("m, n, k", [(36, 144, 640), (128, 256, 128), (5, 33, 90)])
-def test_mxfp8_on_sm_100(core, rng, monkeypatch, formats, m, n, k) -> None:
-    """Never run on such a GPU: the stand-in reads scales as cuBLASLt's documentation says."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return tmp_path_factory.mktemp("built")
+
+
+@pytest.fixture
+def launched_on_the_host(monkeypatch, built):
+    """Launches run as the emulator has them."""
+    if emulator.reason_missing:
+        pytest.skip(emulator.reason_missing)
+
+    def call(plan, arrays, results, scalars):
+        def run(*operands):
+            tiles = [np.full(r.shape, 0xAB, np.uint8) for r in results]
+            codes = [np.asarray(operand).view(np.uint8) for operand in operands]
+            emulator.run(plan, built, codes, tiles, scalars)
+            return tuple(t.view(r.dtype) for t, r in zip(tiles, results, strict=True))
+
+        return jax.pure_callback(run, tuple(results), *arrays)
+
+    monkeypatch.setattr(launch, "call", call)
     monkeypatch.setenv("FAKE_CUBLASLT_SM", "100")
     with use_target(target_for("sm_100", 148)):
-        call = ScaledCall(rng, "mk,nk", {"m": m, "n": n, "k": k}, MX, formats)
-        text = runs_in_fp8(call, formats)
+        yield
+
+
+@pytest.mark.parametrize("formats", PAIRS)
+@pytest.mark.parametrize("m, n, k", [(36, 144, 640), (128, 256, 128), (5, 33, 90)])
+def test_mxfp8_on_sm_100(core, rng, launched_on_the_host, formats, m, n, k) -> None:
+    """Never run on such a GPU: the stand-in reads scales as cuBLASLt's documentation says."""
+    call = ScaledCall(rng, "mk,nk", {"m": m, "n": n, "k": k}, MX, formats)
+    text = runs_in_fp8(call, formats)
     assert (attribute(text, "scale_a"), attribute(text, "scale_b")) == (4, 4)
     assert attribute(text, "k") % 32 == 0
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-@pytest.mark.parametrize("whole", [True, False])
-def test_mxfp8_scales_are_read_as_they_are_written(core, monkeypatch, layout, whole) -> None:
-    """Quantised and multiplied in one program, no transpose moves those that fill tiles."""
+@pytest.mark.parametrize("text", ["mk,kn", "km,nk", "bsk,kn", "smh,hns", "asmbh,anshb"])
+def test_mxfp8_wherever_the_dims_lie(core, rng, launched_on_the_host, text) -> None:
+    """Data are transposed where they are not along k; of scales one launch orders all."""
+    sizes = {"m": 130, "n": 48, "k": 96, "b": 2, "s": 3, "h": 64, "a": 2}
+    blocked = ("h", "h") if "h" in text else None
+    program = runs_in_fp8(ScaledCall(rng, text, sizes, MX, blocked=blocked))
+    transposes = [line for line in program.splitlines() if "stablehlo.transpose" in line]
+    assert not [line for line in transposes if "f8E8M0" in line or "ui8" in line]
+
+
+ROWS, COLUMNS = (so.recipes.MXFP8Scaling().quantizer("input", w) for w in ("rows", "columns"))
+
+
+def quantised(x, w, gamma):
+    return so.gemm(so.quantize(x, ROWS), so.quantize(w, COLUMNS))
+
+
+def normalised(x, w, gamma):
+    return so.gemm(so.rms_norm(x, gamma, quantizer=ROWS), so.quantize(w, COLUMNS))
+
+
+def ragged(x, w, gamma):
+    return so.gemm(so.quantize(x[:, :250, :-32], ROWS), so.quantize(w[:-32, :-48], COLUMNS))
+
+
+def sliced(x, w, gamma):
+    """As arrays that were loaded are too: arguments of a program."""
+    part = jax.tree.map(lambda a: a[:1], so.quantize(x, ROWS))
+    return so.gemm(part, so.quantize(w, COLUMNS))
+
+
+def gathered(x, w, gamma):
+    x, w = jax.sharding.reshard(x, P(None, "tp", None)), jax.sharding.reshard(w, P("tp", None))
+    return so.gemm(so.quantize(x, ROWS), so.quantize(w, COLUMNS), out_sharding=P())
+
+
+def differentiated(x, w, gamma):
+    dense = partial(so.dense, quantizers=so.recipes.MXFP8Scaling().dense_quantizers())
+    y, back = jax.vjp(dense, x, w)
+    return back(y)
+
+
+@pytest.mark.parametrize(
+    "program", [quantised, normalised, ragged, sliced, gathered, differentiated]
+)
+def test_nothing_but_a_launch_a_product_moves_scales_of_mxfp8(core, monkeypatch, program) -> None:
+    def call(plan, arrays, results, *_rest):
+        issue = jax.ffi.ffi_call("shardops_launch", tuple(results))
+        return tuple(issue(*arrays, name=plan.kernel.name))
+
+    monkeypatch.setattr(launch, "call", call)
     monkeypatch.setenv("FAKE_CUBLASLT_SM", "100")
-    written: list = []  # by the kernel
-
-    def product(x, *given):
-        """x xᵀ over its last dim, or xᵀ x over the others."""
-
-        def call(_plan, _operands, results, *_rest):
-            written[:] = results
-            return given or [jnp.zeros(r.shape, r.dtype) for r in results]
-
-        monkeypatch.setattr(launch, "call", call)
-        form = Form("float8_e4m3fn", MX, Blocks(layout, (1, 32), added=0))
-        data, scales = quantize_kernel(x, form=form)
-        side = Scaled(MX, np.dtype("bfloat16"), (1, 1, 32))
-        k = (2,) if layout == "rows" else (1, 2)
-        after = {"bias": False, "add": False, "epilogue": "none", "out_dtype": "bfloat16"}
-        how = {"batch": ((), ()), "precision": None, "precise": False, **after}
-        both = {"lhs": side, "rhs": side, "contracting": (k, k)}
-        return scaled_gemm_kernel(data, scales, data, scales, **both, **how)
-
-    x = jax.ShapeDtypeStruct((2, 128, 384 if whole else 416), "bfloat16")
-    with use_target(target_for("sm_100", 148)):
-        jax.eval_shape(product, x)
-        lowered = jax.jit(product).lower(x, *written)
-    assert attribute(lowered.as_text(), "scale_a") == 4
-    assert (" transpose(" in lowered.compile().as_text()) != whole
+    shapes = ((2, 256, 512), (512, 384), (512,))
+    arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes]
+    mesh = meshes.entered("explicit") if program is gathered else contextlib.nullcontext()
+    with use_target(target_for("sm_100", 148)), mesh:
+        lowered = jax.jit(program).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    products = 3 if program is differentiated else 1
+    assert lowered.count('name = "scale_tiles"') == lowered.count("@shardops_gemm") == products
+    moves = re.findall(r"stablehlo\.(?:transpose|pad).*(?:f8E8M0|ui8)", lowered)
+    assert not moves
+    if program is gathered:
+        assert re.search(r"all_gather.*f8E8M0", lowered, re.DOTALL)
 
 
 def test_each_thread_keeps_its_own_scales(core, rng, monkeypatch) -> None:

@@ -142,7 +142,8 @@ def test_pack_of_the_environment_that_is_none_is_refused_by_list_alone(kernels, 
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"--arch": "hopper"}, "--arch: is 'hopper'; expected architectures such as sm_90,sm_100"),
+        ({"--arch": "hopper"}, "--arch: is 'hopper'; expected an architecture such as sm_90"),
+        ({"--arch": ","}, "--arch: is empty; expected architectures such as sm_90,sm_100"),
         ({"--arch": "sm_90,sm_75"}, "--arch: is 'sm_75'; expected sm_80 or newer"),
         ({"--arch": "sm_1"}, "--arch: is 'sm_1'; expected sm_80 or newer"),
         ({"--arch": "sm_90a"}, "--arch: is 'sm_90a'; expected no suffix. Write sm_90"),

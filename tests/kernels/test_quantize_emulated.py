@@ -91,32 +91,6 @@ def test_scales_of_128_lie_as_cublaslt_reads_them(layout, shape, built, rng):
     assert not arranged(replace(problem, entries=2), TARGET).blocks_first
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_scales_of_32_lie_in_tiles_where_a_gpu_reads_them_so(layout, built, rng):
-    """Row r, block c at [r / 128, c / 4, r % 32, r / 32 % 4, c % 4] of cuBLASLt's documentation."""
-    problem = QuantizeProblem(1, 2, 128, 384, "bfloat16", FORMATS[0], "row32", *layout)
-    reader = target_for("sm_100", 148)
-    laid = arranged(problem, reader)
-    assert laid.scales_tiled
-    values = draw(rng, problem)
-    want = wanted(problem, values, np.float32([1]))
-    got = run(quantize_plan(laid, reader), built, [values], want, [laid.shape(tiling(laid))])
-    for one, other in zip(got, want, strict=True):
-        if one.dtype != ml_dtypes.float8_e8m0fnu:
-            assert same(one, other)
-            continue
-        rows, blocks = other.size // other.shape[-1], other.shape[-1]
-        if other.ndim == 4 and other.shape[1:3] == (384, 2):  # turned: [1, cols, groups, blocks]
-            rows, blocks = 384, 2 * blocks
-        tiles = one.view(np.uint8).reshape(rows // 128, blocks // 4, 32, 4, 4)
-        r, c = np.indices((rows, blocks))
-        found = tiles[r // 128, c // 4, r % 32, r // 32 % 4, c % 4]
-        np.testing.assert_array_equal(found, other.view(np.uint8).reshape(rows, blocks))
-    assert not arranged(problem, TARGET).scales_tiled  # which has no such products
-    for cut in ({"rows": 136}, {"cols": 320}, {"entries": 2}, {"groups": 2, "rows": 8}):
-        assert not arranged(replace(problem, **cut), reader).scales_tiled
-
-
 def test_rows_of_one_scale_are_one_stream(built, rng):
     """Rows alone are cut anew; from the end, where x was read before."""
     problem = QuantizeProblem(2, 3, 16, 24, "bfloat16", FORMATS[0], "tensor", again=True)

@@ -8,7 +8,6 @@ from tests import gpus
 from tests.multi_gpu import grid
 
 HERE = pathlib.Path(__file__).parent
-_outcomes: dict[str, str] = {}
 
 
 @pytest.fixture(params=grid.KINDS)
@@ -18,14 +17,9 @@ def mesh(request: pytest.FixtureRequest):
         yield entered
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(gpus.Outcomes(HERE, several=True))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gpus.require(items, HERE, 2)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or report.outcome != "passed":
-        _outcomes[report.nodeid] = report.outcome
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    gpus.keep_outcomes(session, _outcomes, HERE, several=True)
