@@ -94,6 +94,8 @@ def norm_backward(
         zero_centered=zero_centered_gamma,
     )
     plan = backward_plan(problem, current_target())
+    sums = [] if plan.sums is None else [plan.sums.launch]
+    launch.begin([*sums, plan.main, plan.finish])
     rows = [np.int64(problem.rows)]
     operands = [operand for operand in (dy, x, gamma, mean, rstd) if operand is not None]
     last = [] if dh is None else [dh]
