@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 import warnings
 
 import pytest
@@ -159,6 +160,31 @@ def test_threads_compile_a_kernel_once(caches, monkeypatch):
     assert len(set(results)) == 2
     assert len(compiled) == 2
     assert compile.counts == compile.Counts(compiled=1, memory=4)
+
+
+def begin() -> None:
+    before = threading.active_count()
+    compile.begin(KERNEL.file, KERNEL.name, KERNEL.constants, "sm_90")
+    while threading.active_count() > before:
+        time.sleep(0.01)
+
+
+def test_kernel_that_was_begun_is_compiled_once(caches):
+    begin()
+    assert compile.counts == compile.Counts()
+    assert cubin()[:4] == b"\x7fELF"
+    assert compile.counts == compile.Counts(compiled=1)
+    begin()
+    cubin()
+    assert compile.counts == compile.Counts(compiled=1, memory=1)
+
+
+def test_kernel_that_was_begun_in_vain_fails_where_it_is_asked_for(caches, capfd):
+    caches(nvrtc=False)
+    begin()
+    assert capfd.readouterr().err == ""
+    with pytest.raises(errors.KernelUnavailableError, match="SHARDOPS_NVRTC=0 forbids"):
+        cubin()
 
 
 def test_missing_nvrtc_is_named_with_its_fix(caches, monkeypatch):
