@@ -53,6 +53,7 @@ def norm_forward(
     if plan.sums is None:
         operands = [operand for operand in (x, gamma, beta, add) if operand is not None]
         return launch.call(plan.main, operands, [like_x, *hidden, *statistics], scalars)
+    launch.begin([plan.sums.launch, plan.main])
     workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
     operands = [x] if add is None else [x, add]
     *h, moments = launch.call(plan.sums.launch, operands, [*hidden, workspace], scalars[:1])
