@@ -1,6 +1,7 @@
 """What a fresh process pays, as JSON on standard output: run by overheads.py.
 
-    python benchmarks/first_call.py rms_norm|jnp     one jitted function, its first call in parts
+    python benchmarks/first_call.py rms_norm|jnp|gradient    one jitted function, its first call in
+                                                             parts; gradient: of rms_norm
     python benchmarks/first_call.py cold <KERNELS    each kernel, NVRTC loaded before
     python benchmarks/first_call.py disk <KERNELS    each kernel
 
@@ -32,15 +33,19 @@ def first_call(op: str) -> dict[str, Any]:
     import shardops as so
     from overheads import jnp_rms_norm
 
+    def gradient(x: jax.Array, gamma: jax.Array) -> Any:
+        return jax.vjp(so.rms_norm, x, gamma)[1](x)
+
     x = jax.random.normal(jax.random.key(0), (8192, 4096), jnp.bfloat16)
     gamma = jnp.ones(4096, jnp.bfloat16)
+    functions = {"rms_norm": so.rms_norm, "jnp": jnp_rms_norm, "gradient": gradient}
     jax.block_until_ready((x + x, gamma))
     times = [time.perf_counter()]
-    lowered = jax.jit(so.rms_norm if op == "rms_norm" else jnp_rms_norm).lower(x, gamma)
+    lowered = jax.jit(functions[op]).lower(x, gamma)
     times.append(time.perf_counter())
     compiled = lowered.compile()
     times.append(time.perf_counter())
-    compiled(x, gamma).block_until_ready()
+    jax.block_until_ready(compiled(x, gamma))
     times.append(time.perf_counter())
     parts = [after - before for before, after in itertools.pairwise(times)]
     return {"first call": sum(parts), **dict(zip(("lower", "XLA", "run"), parts, strict=True))}

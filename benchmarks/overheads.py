@@ -4,9 +4,10 @@
 
 cold: one kernel through NVRTC, its caches empty, for each that norms and softmax of these lengths
 need. disk: the same kernels in another process, which compiles none. first call: of a function
-jitted in a process that has not run it (first_call.py), its kernel on disk. chain: wall time that
-one more op adds to a chain of small dependent ops in one jitted function. eager: what the host does
-for one call of a small product, calls in a row. Without a GPU: cold and disk, for sm_90, and eager.
+jitted in a process that has not run it (first_call.py), its kernel on disk, or neither
+that nor NVRTC loaded. chain: wall time that one more op adds to a chain of small dependent ops in
+one jitted function. eager: what the host does for one call of a small product, calls in a row.
+Without a GPU: cold and disk, for sm_90, and eager.
 """
 
 import argparse
@@ -117,15 +118,24 @@ def first_calls(folder: str) -> list[Row]:
             raise RuntimeError(f"overheads: {runs[0]['counts']}; expected no compiled kernel")
         for part in ("first call", "lower", "XLA", "run"):
             found.append(row(f"{op}: {part}", [run[part] for run in runs]))
+    for op in ("rms_norm", "gradient"):
+        took = []
+        for turn in range(PROCESSES):
+            cache = os.path.join(folder, f"{op} {turn}")
+            took.append(in_fresh_process(op, folder, cache=cache)["first call"])
+        found.append(row(f"{op}: first call, no kernel on disk", took))
     return found
 
 
-def in_fresh_process(what: str, folder: str, text: str = "") -> dict[str, Any]:
+def in_fresh_process(
+    what: str, folder: str, text: str = "", cache: str | None = None
+) -> dict[str, Any]:
+    """What first_call.py says; its kernels are in `cache`, or in `folder`, as its bytecode is."""
     script = pathlib.Path(__file__).with_name("first_call.py")
     environment = os.environ | {
         "PYTHONDONTWRITEBYTECODE": "",  # an installed package has its bytecode
         "PYTHONPYCACHEPREFIX": folder,
-        "SHARDOPS_CACHE_DIR": folder,
+        "SHARDOPS_CACHE_DIR": cache or folder,
         "CUDA_CACHE_DISABLE": "1",  # NVRTC's own
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # this process has the memory
     }

@@ -125,16 +125,16 @@ def found_again(function: Callable[..., Any]) -> Callable[..., Any]:
     plans runs while that is traced. Traced, or with statics that are not hashable, it is the
     function itself.
 
-    Returns: `call(kinds, statics, *arrays)`; `kinds` tells apart statics that are equal and differ.
+    Returns: `call(key, statics, *arrays)`; `key` stands for the statics, and tells apart those that
+      are equal and differ in type. The simpler it is, the less a call takes.
     """
     # Not an lru_cache: one that minds types takes as long as the rest of the call.
     programs: dict[Any, Callable[..., Any]] = {}
 
-    def call(kinds: Any, statics: tuple[Any, ...], *arrays: Any) -> Any:
+    def call(key: Any, statics: tuple[Any, ...], *arrays: Any) -> Any:
         for array in arrays:
             if type(array) not in _HERE and not _is_here(array):
                 return function(*statics, *arrays)
-        key = (kinds, statics)
         try:
             run = programs.get(key)
         except TypeError:

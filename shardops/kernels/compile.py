@@ -3,26 +3,22 @@
 import dataclasses
 import functools
 import hashlib
-import importlib
 import importlib.metadata
-import io
 import pathlib
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from shardops import config, errors
-from shardops.kernels import library
+from shardops.kernels import nvrtc
 from shardops.kernels.cache import FORMAT, KernelDirectory
 from shardops.kernels.resources import resources
 from shardops.version import __version__
 
 Constants = tuple[tuple[str, int], ...]
 
-_INSTALL = (
-    "Install shardops with its extra cuda13 or cuda12 (in a checkout: pip install '.[cuda13]')."
-)
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 # The options that decide what machine code comes out, part of every key.
 _STANDARD = "c++17"
@@ -53,10 +49,15 @@ class Counts:
 
 @dataclass
 class _Kernel:
-    """A kernel of this process; `code` is None until it is found or compiled, under `lock`."""
+    """A kernel of this process; `code` is None until it is found or compiled, under `lock`.
+
+    Args:
+      origin: what its next use counts as.
+    """
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     code: bytes | None = None
+    origin: str = "memory"
 
 
 counts = Counts()
@@ -113,19 +114,32 @@ def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:
 
     Raises: KernelUnavailableError where it is in none, and cannot or must not be compiled.
     """
+    kernel, code = _taken(file, name, constants, arch)
+    with _lock:
+        setattr(counts, kernel.origin, getattr(counts, kernel.origin) + 1)
+        kernel.origin = "memory"
+    return code
+
+
+def begin(file: str, name: str, constants: Constants, arch: str) -> None:
+    """Starts to get a kernel that `cubin` will be asked for soon: NVRTC uses one core a kernel."""
+
+    def take() -> None:
+        with suppress(errors.KernelUnavailableError):  # which `cubin` raises where it is wanted
+            _taken(file, name, constants, arch)
+
+    threading.Thread(target=take).start()
+
+
+def _taken(file: str, name: str, constants: Constants, arch: str) -> tuple[_Kernel, bytes]:
     key = key_of(file, name, constants, arch)
     with _lock:
         kernel = _memory.setdefault(key, _Kernel())
     # Threads that want the same kernel wait for it, others do not.
     with kernel.lock:
-        if kernel.code is not None:
-            origin, code = "memory", kernel.code
-        else:
-            origin, code = _found(key, file, name, constants, arch)
-            kernel.code = code
-    with _lock:
-        setattr(counts, origin, getattr(counts, origin) + 1)
-    return code
+        if kernel.code is None:
+            kernel.origin, kernel.code = _found(key, file, name, constants, arch)
+        return kernel, kernel.code
 
 
 def clear_memory() -> None:
@@ -161,22 +175,17 @@ def compile_text(text: str, name: str, arch: str, *, report: bool = False) -> tu
 
     Raises: KernelUnavailableError with NVRTC's own words where it refuses.
     """
-    program_type, options_type = _cuda_core()
-    minimal = tuple(map(int, nvrtc_version().split("."))) >= _MINIMAL_SINCE
-    options = options_type(
-        name=name,
-        arch=arch,
-        std=_STANDARD,
-        minimal=minimal or None,
-        ptxas_options="-v" if report else None,
-    )
-    log = io.StringIO()
+    compiler = f"NVRTC {nvrtc_version()}"
+    options = [f"--gpu-architecture={arch}", f"--std={_STANDARD}"]
+    if nvrtc.version() >= _MINIMAL_SINCE:
+        options.append("--minimal")
+    if report:
+        options.append("--ptxas-options=-v")
     try:
-        code = program_type(text, "c++", options).compile("cubin", logs=log).code
-    except Exception as error:  # cuda-core has no one class for what NVRTC refuses
-        compiler = f"NVRTC {nvrtc_version()}"
+        return nvrtc.compile_program(text, name, options)
+    except nvrtc.RefusedError as error:
         if "gpu-architecture" in str(error):
-            words = " ".join(str(error).replace("\0", "").split())
+            words = " ".join(str(error).split())
             raise errors.KernelUnavailableError(
                 f"kernels: architecture is {arch}, which {compiler} refuses ({words}); expected "
                 "one that it knows, such as sm_90. Correct it, or upgrade nvidia-cuda-nvrtc if it "
@@ -186,7 +195,6 @@ def compile_text(text: str, name: str, arch: str, *, report: bool = False) -> tu
             f"kernels: {compiler} cannot compile {name} for {arch}: {error} "
             "Upgrade nvidia-cuda-nvrtc if it is older than the GPU."
         ) from error
-    return bytes(code), log.getvalue()
 
 
 def check_arch(arch: str) -> None:
@@ -197,30 +205,16 @@ def check_arch(arch: str) -> None:
 
 def nvrtc_version() -> str:
     """Returns NVRTC's version, "13.0"."""
-    _cuda_core()
-    try:
-        nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-        status, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # the loader's error class has changed between releases
-        found = ", ".join(library.loaded("nvrtc")) or "none"
-        raise errors.KernelUnavailableError(
-            f"kernels: the NVRTC library cannot be loaded ({error}; found: {found}); expected "
-            f"libnvrtc of CUDA 12 or 13. {_INSTALL}"
-        ) from error
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise errors.KernelUnavailableError(
-            f"kernels: nvrtcVersion returned {status}; expected success. {_INSTALL}"
-        )
-    return f"{major}.{minor}"
+    return ".".join(map(str, nvrtc.version()))
 
 
 @functools.cache
 def compiler() -> str:
     """Names the compiler in the keys of the disk cache.
 
-    By its wheel where there is one: to load NVRTC and its binding takes a tenth of a second or two,
-    which a process whose kernels are all on disk need not spend; and the wheel's version has the
-    patch level, which NVRTC itself does not tell.
+    By its wheel where there is one: to load NVRTC takes longer than to read a kernel, and a process
+    whose kernels are all on disk need not; and the wheel's version has the patch level, which NVRTC
+    itself does not tell.
     """
     found = []
     for wheel in _WHEELS:
@@ -272,15 +266,3 @@ def _once(directory: KernelDirectory) -> KernelDirectory:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _cuda_core() -> tuple[Any, Any]:
-    try:
-        with _lock:  # two threads that import it at once find half of it
-            module: Any = importlib.import_module("cuda.core")
-        return module.Program, module.ProgramOptions
-    except (ImportError, AttributeError) as error:  # old ones had them elsewhere
-        raise errors.KernelUnavailableError(
-            f"kernels: cuda-core 1.0 or newer cannot be imported ({error}); expected it for "
-            f"compiling kernels. {_INSTALL}"
-        ) from error

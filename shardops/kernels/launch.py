@@ -48,6 +48,13 @@ class Launch:
     zeroed: tuple[int, ...] = ()
 
 
+def begin(launches: Sequence[Launch]) -> None:
+    """Gets kernels that are called soon, at the same time, while the first of them is called."""
+    arch = target.current_target().arch
+    for kernel in (launch.kernel for launch in launches[1:]):
+        compile.begin(kernel.file, kernel.name, kernel.constants, arch)
+
+
 def call(
     launch: Launch,
     operands: Sequence[jax.Array],

@@ -50,7 +50,7 @@ LIBRARIES = {
     "nvrtc": Library(
         ("libnvrtc.so.13", "libnvrtc.so.12"),
         ("cu13/lib", "cuda_nvrtc/lib"),
-        ("nvrtcVersion", "nvrtcCompileProgram"),
+        ("nvrtcVersion", "nvrtcCompileProgram", "nvrtcGetCUBIN"),
         "pip install nvidia-cuda-nvrtc (CUDA 13) or nvidia-cuda-nvrtc-cu12, or set CUDA_HOME to a "
         "CUDA toolkit.",
     ),

@@ -53,6 +53,7 @@ def norm_forward(
     if plan.sums is None:
         operands = [operand for operand in (x, gamma, beta, add) if operand is not None]
         return launch.call(plan.main, operands, [like_x, *hidden, *statistics], scalars)
+    launch.begin([plan.sums.launch, plan.main])
     workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
     operands = [x] if add is None else [x, add]
     *h, moments = launch.call(plan.sums.launch, operands, [*hidden, workspace], scalars[:1])
@@ -94,6 +95,8 @@ def norm_backward(
         zero_centered=zero_centered_gamma,
     )
     plan = backward_plan(problem, current_target())
+    sums = [] if plan.sums is None else [plan.sums.launch]
+    launch.begin([*sums, plan.main, plan.finish])
     rows = [np.int64(problem.rows)]
     operands = [operand for operand in (dy, x, gamma, mean, rstd) if operand is not None]
     last = [] if dh is None else [dh]

@@ -6,6 +6,7 @@ import pathlib
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -53,28 +54,38 @@ def kernels_of(
 
 
 def build(kernels: Sequence[Kernel], arch: str, directory: KernelDirectory) -> Iterator[Built]:
-    """Compiles what a pack lacks, and tells of each kernel.
+    """Compiles what a pack lacks, on all cores, and tells of each kernel in order.
 
     Raises: ValueError where a directory has the name of a kernel, OSError where the pack cannot be
       written, KernelUnavailableError without a compiler.
     """
     stored = {entry.path.stem: entry.about for entry in directory.entries()}
-    for kernel in kernels:  # before any is compiled
-        key = compile.key_of(kernel.file, kernel.name, kernel.constants, arch)
+    keys = {
+        compile.key_of(kernel.file, kernel.name, kernel.constants, arch): kernel
+        for kernel in kernels
+    }
+    for key in keys:  # before any is compiled
         path = directory.path / f"{key}.kernel"
         if path.is_dir():
             raise ValueError(f"{path} is a directory; expected a kernel, or nothing. Remove it.")
-    for kernel in kernels:
-        key = compile.key_of(kernel.file, kernel.name, kernel.constants, arch)
-        about = stored.get(key)
-        if about is not None:
-            yield Built(about, None)
-            continue
-        start = time.perf_counter()
-        code, about = compile.compile_kernel(kernel.file, kernel.name, kernel.constants, arch)
-        seconds = time.perf_counter() - start
-        directory.store(key, code, about)
-        yield Built(about, seconds)
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        lacking = {key: kernel for key, kernel in keys.items() if stored.get(key) is None}
+        compiled = {key: pool.submit(_compiled, kernel, arch) for key, kernel in lacking.items()}
+        for key in keys:
+            about, seconds = stored.get(key), None
+            if about is None:
+                code, about, seconds = compiled[key].result()
+                directory.store(key, code, about)
+            yield Built(about, seconds)
+    finally:  # also where no more are asked for
+        pool.shutdown(cancel_futures=True)
+
+
+def _compiled(kernel: Kernel, arch: str) -> tuple[bytes, dict[str, Any], float]:
+    start = time.perf_counter()
+    code, about = compile.compile_kernel(kernel.file, kernel.name, kernel.constants, arch)
+    return code, about, time.perf_counter() - start
 
 
 def missing(

@@ -33,6 +33,7 @@ Dims = tuple[int, ...]
 OutSharding = PartitionSpec | Literal["cheapest"] | None
 _LAST_FIRST: tuple[Dims, Dims] = ((-1,), (0,))
 _NONE: tuple[Dims, Dims] = ((), ())
+_USUAL = (_LAST_FIRST, _NONE, None, None, None, False)  # of the statics, where none is given
 
 
 def gemm(
@@ -91,11 +92,14 @@ def gemm(
       their operand, which lies in whole blocks on each device, or is gathered.
     Source: https://docs.nvidia.com/cuda/cublas/ (epilogues); GELU: https://arxiv.org/abs/1606.08415
     """
+    usual = contracting_dims is _LAST_FIRST and batch_dims is _NONE
+    bare = bias is add is activation is out_dtype is out_sharding is None
+    if usual and bare and precise_accumulation is False:
+        return _eager(None, _USUAL, lhs, rhs)
     dims = (contracting_dims, batch_dims)
     statics = (*dims, activation, out_dtype, out_sharding, precise_accumulation)
-    usual = contracting_dims is _LAST_FIRST and batch_dims is _NONE
     kinds = (None if usual else _kinds(dims), type(out_sharding), type(precise_accumulation))
-    return _eager(kinds, statics, lhs, rhs, bias, add)
+    return _eager((kinds, statics), statics, lhs, rhs, bias, add)
 
 
 def _kinds(value: Any) -> Any:
@@ -112,8 +116,8 @@ def _gemm(
     precise_accumulation: Any,
     lhs: Any,
     rhs: Any,
-    bias: Any,
-    add: Any,
+    bias: Any = None,
+    add: Any = None,
 ) -> jax.Array:
     bias, add = check.arrays("gemm", bias=bias, add=add)
     lhs, rhs = check.operands("gemm", unwrapped(lhs), unwrapped(rhs))

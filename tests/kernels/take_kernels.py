@@ -15,7 +15,7 @@ import traceback
 import warnings
 
 from shardops import config
-from shardops.kernels import compile, packing
+from shardops.kernels import compile, library, packing
 from shardops.kernels.families import Request
 
 ARCH = "sm_90"
@@ -35,7 +35,7 @@ def take() -> dict[str, object]:
         "counts": vars(compile.counts),
         "digests": digests,
         "warnings": [str(warning.message) for warning in caught],
-        "loaded": "cuda.bindings" in sys.modules,
+        "loaded": bool(library.loaded("nvrtc")),
         "times": times,
     }
 

@@ -1,13 +1,14 @@
 """Kernels from source to machine code, and where they come from: memory, pack, disk, NVRTC."""
 
-import sys
+import dataclasses
 import threading
+import time
 import warnings
 
 import pytest
 
 from shardops import errors
-from shardops.kernels import compile, tuned
+from shardops.kernels import compile, library, nvrtc, tuned
 from shardops.kernels.families import Request
 from shardops.kernels.packing import kernels_of
 
@@ -161,9 +162,36 @@ def test_threads_compile_a_kernel_once(caches, monkeypatch):
     assert compile.counts == compile.Counts(compiled=1, memory=4)
 
 
-def test_missing_cuda_core_is_named_with_its_fix(caches, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cuda.core", None)
-    with pytest.raises(errors.KernelUnavailableError, match=r"cuda-core.*extra cuda13"):
+def begin() -> None:
+    before = threading.active_count()
+    compile.begin(KERNEL.file, KERNEL.name, KERNEL.constants, "sm_90")
+    while threading.active_count() > before:
+        time.sleep(0.01)
+
+
+def test_kernel_that_was_begun_is_compiled_once(caches):
+    begin()
+    assert compile.counts == compile.Counts()
+    assert cubin()[:4] == b"\x7fELF"
+    assert compile.counts == compile.Counts(compiled=1)
+    begin()
+    cubin()
+    assert compile.counts == compile.Counts(compiled=1, memory=1)
+
+
+def test_kernel_that_was_begun_in_vain_fails_where_it_is_asked_for(caches, capfd):
+    caches(nvrtc=False)
+    begin()
+    assert capfd.readouterr().err == ""
+    with pytest.raises(errors.KernelUnavailableError, match="SHARDOPS_NVRTC=0 forbids"):
+        cubin()
+
+
+def test_missing_nvrtc_is_named_with_its_fix(caches, monkeypatch):
+    monkeypatch.setattr(nvrtc, "_library", nvrtc._library.__wrapped__)
+    nothing = dataclasses.replace(library.LIBRARIES["nvrtc"], sonames=("libnvrtc.so.none",))
+    monkeypatch.setitem(library.LIBRARIES, "nvrtc", nothing)
+    with pytest.raises(errors.KernelUnavailableError, match=r"nvrtc is missing.*pip install"):
         cubin()
 
 
@@ -177,14 +205,10 @@ def test_compile_error_names_kernel_and_architecture():
 
 def test_older_nvrtc_is_not_given_an_option_that_it_lacks(monkeypatch):
     given = []
-    program, options = compile._cuda_core()
-
-    def recorded(**fields):
-        given.append(fields["minimal"])
-        return options(**fields)
-
-    monkeypatch.setattr(compile, "_cuda_core", lambda: (program, recorded))
-    for version in ("12.3", "12.4", "13.0"):
-        monkeypatch.setattr(compile, "nvrtc_version", lambda version=version: version)
+    monkeypatch.setattr(
+        nvrtc, "compile_program", lambda text, name, options: given.append("--minimal" in options)
+    )
+    for version in ((12, 3), (12, 4), (13, 0)):
+        monkeypatch.setattr(nvrtc, "version", lambda version=version: version)
         compile.compile_text('extern "C" __global__ void f() {}', "f", "sm_90")
-    assert given == [None, True, True]
+    assert given == [False, True, True]
