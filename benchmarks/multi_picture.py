@@ -34,7 +34,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
     matplotlib.use("Agg")
     panels = {scaling: lines(rows, scaling) for scaling in ("strong", "weak")}
     names = sorted({name for found in panels.values() for name in found})
-    colors = {name: f"C{n % 10}" for n, name in enumerate(names)}
+    colors = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
     for panel, (scaling, found) in zip(axes, panels.items(), strict=True):
         for name, points in found.items():
