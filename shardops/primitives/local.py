@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from shardops.errors import wrong
 
 Results = tuple[jax.Array, ...]
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 def local_primitive(
@@ -19,13 +20,15 @@ def local_primitive(
     reference: Callable[..., Results],
     kernel: Callable[..., Results],
     on_cpu: Callable[..., Results] | None = None,
+    results_of: Callable[..., Shapes] | None = None,
 ) -> Callable[..., Results]:
     """Make `bind(*arrays, kernel=bool, **statics)` out of two functions with the same signature.
 
     `reference` is what the op means, and what runs where no kernel does. `kernel` is called while
     JAX lowers for CUDA, with the shapes of one device; it issues custom calls. A call with
     `kernel=False`, or with an operand or result of no elements, lowers to the reference. `on_cpu`
-    stands in for the reference where XLA:CPU cannot run that as it is.
+    stands in for the reference where XLA:CPU cannot run that as it is. `results_of` tells shapes
+    and dtypes of the results by those of the operands, which else takes a trace of the reference.
     """
     reference, run_kernel = _of_any_ranks(reference), _of_any_ranks(kernel)
     on_cpu = on_cpu and _of_any_ranks(on_cpu)
@@ -35,13 +38,18 @@ def local_primitive(
     def without_flag(function: Callable[..., Results]) -> Callable[..., Results]:
         return lambda *arrays, kernel, **statics: function(*arrays, **statics)
 
+    def traced(*operands: jax.ShapeDtypeStruct, **statics: Any) -> Shapes:
+        return tuple(jax.eval_shape(partial(reference, **statics), *operands))
+
+    shapes_of = _of_any_ranks(results_of or traced)
+
     def abstract(*avals: Any, kernel: bool, **statics: Any) -> list[Any]:
-        results = _results(reference, avals, statics)
+        results = _results(shapes_of, avals, statics)
         # Derived from an operand's type, a result keeps the manual axes that it varies over.
         return [_typed_like(avals[0], r) for r in results]
 
     def cuda(*arrays: jax.Array, kernel: bool, **statics: Any) -> Results:
-        results = _results(reference, arrays, statics)
+        results = _results(shapes_of, arrays, statics)
         if not kernel or any(a.size == 0 for a in (*arrays, *results)):
             return tuple(_kept(r) for r in reference(*arrays, **statics))
         _of_known_sizes(name, arrays)
@@ -65,11 +73,11 @@ def local_primitive(
     return lambda *arrays, **statics: tuple(primitive.bind(*arrays, **statics))
 
 
-def _of_any_ranks(function: Callable[..., Results]) -> Callable[..., Results]:
+def _of_any_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
     """A caller's `jax_numpy_rank_promotion` is for its own arrays: a bias has fewer dims here."""
 
     @wraps(function)
-    def allowed(*arrays: Any, **statics: Any) -> Results:
+    def allowed(*arrays: Any, **statics: Any) -> Any:
         with jax.numpy_rank_promotion("allow"):
             return function(*arrays, **statics)
 
@@ -101,23 +109,23 @@ def _typed_like(aval: Any, result: Any) -> Any:
 
 
 def _results(
-    reference: Callable[..., Results], operands: Sequence[Any], statics: dict[str, Any]
-) -> tuple[jax.ShapeDtypeStruct, ...]:
+    shapes_of: Callable[..., Shapes], operands: Sequence[Any], statics: dict[str, Any]
+) -> Shapes:
     """Shapes and dtypes of the results. A call of the op asks several times while it is traced."""
     shapes = tuple((a.shape, a.dtype) for a in operands)
     fixed = all(isinstance(size, int) for shape, _ in shapes for size in shape)
     find = _results_of_shapes if fixed else _results_of_shapes.__wrapped__  # exports: unknown sizes
-    return find(reference, shapes, tuple(statics.items()))
+    return find(shapes_of, shapes, tuple(statics.items()))
 
 
 @lru_cache(maxsize=1024)
 def _results_of_shapes(
-    reference: Callable[..., Results],
+    shapes_of: Callable[..., Shapes],
     shapes: tuple[tuple[tuple[int, ...], Any], ...],
     statics: tuple[tuple[str, Any], ...],
-) -> tuple[jax.ShapeDtypeStruct, ...]:
+) -> Shapes:
     operands = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    return tuple(jax.eval_shape(partial(reference, **dict(statics)), *operands))
+    return shapes_of(*operands, **dict(statics))
 
 
 @lru_cache(maxsize=1024)

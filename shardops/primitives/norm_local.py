@@ -64,6 +64,25 @@ def forward_reference(
     return (*results, *residual, *(() if mean is None else (mean,)), rstd)
 
 
+def _forward_results(
+    x: Any, gamma: Any, *extra: Any, form: Form | None = None, wide: bool = False, **statics: Any
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    if form is not None:
+        quantised = partial(forward_reference, **statics, form=form, wide=wide)
+        return tuple(jax.eval_shape(quantised, x, gamma, *extra))
+    y = jax.ShapeDtypeStruct(x.shape, jnp.float32 if wide else x.dtype)
+    of_rows = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32)
+    h = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * statics["add"]
+    return (y, *h, *(of_rows,) * (2 if statics["kind"] == "layer" else 1))
+
+
+def _backward_results(
+    dy: Any, h: Any, gamma: Any, *extra: Any, beta: bool, **statics: Any
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    dx = jax.ShapeDtypeStruct(h.shape, h.dtype)
+    return (dx, *(jax.ShapeDtypeStruct(gamma.shape, jnp.float32),) * (1 + beta))
+
+
 def _written(
     y: jax.Array, dtype: Any, scales: Iterator[jax.Array], form: Form | None, wide: bool
 ) -> tuple[jax.Array, ...]:
@@ -193,5 +212,9 @@ def _backward_kernel(
     return (dx.reshape(h.shape), *sums)
 
 
-local_forward = local_primitive("shardops_norm_forward", forward_reference, _forward_kernel)
-local_backward = local_primitive("shardops_norm_backward", backward_reference, _backward_kernel)
+local_forward = local_primitive(
+    "shardops_norm_forward", forward_reference, _forward_kernel, results_of=_forward_results
+)
+local_backward = local_primitive(
+    "shardops_norm_backward", backward_reference, _backward_kernel, results_of=_backward_results
+)
