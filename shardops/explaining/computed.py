@@ -5,15 +5,17 @@ import math
 import jax
 import jax.numpy as jnp
 
-from shardops.kernels.gemm_layout import layout
+from shardops.kernels.gemm_flat import flat_plan, gains
+from shardops.kernels.gemm_layout import Layout, layout
+from shardops.kernels.gemm_own import flat_problem
 from shardops.kernels.gemm_padding import padded
-from shardops.kernels.target import current_target
+from shardops.kernels.target import Target, current_target, target_for
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.gemm_scaled import ScaledGemmOp
 from shardops.recording import Record
 from shardops.rules.spec import Spec
 
-_WITHOUT_A_GPU = "sm_90"
+_WITHOUT_A_GPU = target_for("sm_90", 132)
 
 
 def computed(record: Record) -> str | None:
@@ -21,20 +23,24 @@ def computed(record: Record) -> str | None:
     is copied first; None of other ops."""
     op = record.op
     if isinstance(op, GemmOp):
-        return _copied(record, op) if op.kernel else None
+        return _made(record, op) if op.kernel else None
     if not isinstance(op, ScaledGemmOp):
         return None
     if not op.kernel:
         return "dequantised to float32: the op does not run as a kernel"
-    on_gpu = jax.default_backend() == "gpu"
-    arch = current_target().arch if on_gpu else _WITHOUT_A_GPU
+    arch = _target().arch
     shapes, dtypes = _of_data(record, op)
     plan = op.local_plan(shapes, dtypes, arch)
     return f"on {arch} {plan.why}"
 
 
-def _copied(record: Record, op: GemmOp) -> str | None:
-    """The operands that a kernel copies: cuBLASLt cannot read them where they are, or slowly."""
+def _target() -> Target:
+    return current_target() if jax.default_backend() == "gpu" else _WITHOUT_A_GPU
+
+
+def _made(record: Record, op: GemmOp) -> str | None:
+    """The operands that are copied first, as cuBLASLt cannot read them where they are, or slowly;
+    and the kernel, where it is none of cuBLASLt's."""
     shapes, dtypes = _of_data(record, op)
     if any(0 in shape for shape in shapes):
         return None
@@ -48,7 +54,20 @@ def _copied(record: Record, op: GemmOp) -> str | None:
         names = [n for n in ("m", "n", "k") if getattr(larger, n) != getattr(found, n)]
         changes = (f"{n} from {getattr(found, n)} to {getattr(larger, n)}" for n in names)
         notes.append(f"padded for aligned rows: {', '.join(changes)}")
+    kernel = _own_kernel(found, dtypes, op)
+    if kernel is not None:
+        notes.append(f"by the kernel {kernel}")
     return "; ".join(notes) or None
+
+
+def _own_kernel(found: Layout, dtypes: list[str], op: GemmOp) -> str | None:
+    # A precise product is one in float32 where it is summed over the mesh.
+    if dtypes[0] != dtypes[1] or op != op.bare or op.precise:
+        return None
+    problem = flat_problem(found, jnp.dtype(dtypes[0]), jnp.dtype(op.out_dtype))
+    if problem is None or not gains(problem, _target()):
+        return None
+    return flat_plan(problem, _target()).kernel.name
 
 
 def _of_data(record: Record, op: GemmOp | ScaledGemmOp) -> tuple[list[tuple[int, ...]], list[str]]:

@@ -142,6 +142,15 @@ def _taken(file: str, name: str, constants: Constants, arch: str) -> tuple[_Kern
         return kernel, kernel.code
 
 
+def available(file: str, name: str, constants: Constants, arch: str) -> bool:
+    """Whether a kernel may be had: for what does without, NVRTC itself is not asked."""
+    settings = config.get()
+    if settings.nvrtc or settings.kernel_pack is None:
+        return settings.nvrtc
+    key = key_of(file, name, constants, arch)
+    return _once(pack_directory(settings.kernel_pack)).read(key) is not None
+
+
 def clear_memory() -> None:
     """Forgets the kernels and sources of this process; the disk cache stays."""
     with _lock:
@@ -155,7 +164,9 @@ def compile_kernel(
 ) -> tuple[bytes, dict[str, Any]]:
     """Compiles without caches; returns the machine code and the account that is kept with it."""
     text = source_text(file, constants)
-    code, report = compile_text(text, name, arch, report=True)
+    # Instructions that no other architecture has ask for a target of their own.
+    exact = f"{arch}a" if "wgmma" in text else arch
+    code, report = compile_text(text, name, exact, report=True)
     taken = resources(report)
     about = {
         "kernel": name,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardops.kernels import scale_tiles, softmax_plan
+from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
 from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan
@@ -63,6 +64,8 @@ OPTIONS = {
         ("delayed", "current", "block", "square", "mxfp8"),
         "of quantised arrays: block: 1 x 128; square: 128 x 128",
     ),
+    "lhs_turned": Option(("no", "yes"), "of gemm: lhs is [k, m]", bare="yes"),
+    "rhs_turned": Option(("no", "yes"), "of gemm: rhs is [n, k]", bare="yes"),
     "format": Option(("float8_e4m3fn", "float8_e5m2"), "of quantised arrays"),
     "layout": Option(("rows", "columns", "both"), "of quantised arrays"),
 }
@@ -212,12 +215,24 @@ def _written(request: Request, rows: int) -> QuantizeProblem:
     )
 
 
+def _gemm(request: Request, rows: int, target: Target) -> list[Launch]:
+    """For products of a contraction of the request's length; none where cuBLASLt makes them."""
+    if request.dtype == "float32":
+        return []
+    lhs_turned, rhs_turned = (request.option(f"{side}_turned") == "yes" for side in ("lhs", "rhs"))
+    problem = FlatProblem(
+        _LARGE, _LARGE, request.length, request.dtype, lhs_turned, rhs_turned, _LARGE, _LARGE
+    )
+    return [flat_plan(problem, target)] if gains(problem, target) else []
+
+
 def _either(value: str, same: str) -> str:
     return same if value == "same" else value
 
 
 _NORM_OPTIONS = ("gamma_dtype", "add", "zero_centered_gamma")
 _QUANTIZED = ("scaling", "format", "layout")
+_LARGE = 1 << 13  # rows and columns of a product
 _OWN = ("norm_quantized", "norm_quantized_tiles")
 
 # By the name that `use_kernels` knows the op by.
@@ -226,6 +241,7 @@ FAMILIES = {
     "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
     "softmax": Family(("mask", "causal", "scale"), _softmax),
     "quantize": Family(_QUANTIZED, _quantize),
+    "gemm": Family(("lhs_turned", "rhs_turned"), _gemm, own=("gemm_flat",)),
     # Those with `quantizer=`.
     "rms_norm_quantized": Family((*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own=_OWN),
     "layer_norm_quantized": Family(

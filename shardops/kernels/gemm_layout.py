@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 Dims = tuple[int, ...]
+DimPair = tuple[Dims, Dims]
 
 
 @dataclass(frozen=True)

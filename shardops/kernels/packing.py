@@ -152,7 +152,7 @@ def request_for(kernel: Kernel, arch: str) -> Request | None:
             planned = [launch.kernel for launch in launches]
             if kernel in planned:
                 return request
-            likeness = max(len(wanted & set(other.constants)) for other in planned)
+            likeness = max((len(wanted & set(other.constants)) for other in planned), default=0)
             near.append((likeness, request))
     near.sort(key=lambda item: -item[0])  # stable: the fewest options stay first
     for _, request in near[:_NEAREST]:

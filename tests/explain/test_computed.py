@@ -58,6 +58,7 @@ def test_report_says_how_a_scaled_product_is_computed(recipe, shape, said):
             "padded for aligned rows: k from 4098 to 4104",
         ),
         (((8, 0), (0, 24)), ((1,), (0,)), None),
+        (((4096, 32), (32, 4096)), ((1,), (0,)), "by the kernel gemm_flat"),
     ],
 )
 def test_report_says_what_a_product_copies(shapes, contracting, said):

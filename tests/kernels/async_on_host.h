@@ -16,6 +16,7 @@ struct Copy {
   const void* from;
   unsigned bytes;
   Barrier* barrier;
+  bool arrives = false;  // too, once it is there
 };
 static std::vector<Copy> on_the_way;
 
@@ -34,7 +35,10 @@ inline void land() {
   for (const Copy& copy : on_the_way) {
     std::memcpy(copy.to, copy.from, copy.bytes);
     if (copy.barrier == nullptr) continue;
-    copy.barrier->bytes -= static_cast<int>(copy.bytes);
+    if (copy.arrives)
+      copy.barrier->missing--;
+    else
+      copy.barrier->bytes -= static_cast<int>(copy.bytes);
     settle(*copy.barrier);
   }
   on_the_way.clear();

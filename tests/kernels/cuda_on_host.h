@@ -145,6 +145,7 @@ inline unsigned bf16x2_from_floats(float low, float high) {
 inline void forget_origin(unsigned&) {}
 
 #include "async_on_host.h"
+#include "group_on_host.h"
 #include "quantize_on_host.h"
 
 namespace host {

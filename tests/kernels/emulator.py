@@ -24,7 +24,7 @@ _FLAGS = [
     "-ffp-contract=off",
 ]
 # Sources that cuda_on_host.h and what it includes stand in for.
-_PTX = ("ptx.cuh", "async.cuh", "quantize_ptx.cuh")
+_PTX = ("ptx.cuh", "async.cuh", "group_ptx.cuh", "quantize_ptx.cuh")
 _DYNAMIC_SHARED = re.compile(r"extern __shared__ __align__\(\d+\) ([\w ]+) (\w+)\[\];")
 
 reason_missing = None if _COMPILER else "no g++ on PATH to build the kernels for the host with"

@@ -7,7 +7,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import shardops as so
@@ -49,7 +49,9 @@ def test_pack_serves_any_number_of_rows_on_a_gpu_of_any_size(request, arch, many
 @settings(max_examples=25)
 @given(requests(), st.sampled_from(ARCHES), st.data())
 def test_every_kernel_names_a_command_that_builds_it(request, arch, data):
-    kernel = data.draw(st.sampled_from(packing.kernels_of(request, arch)))
+    kernels = packing.kernels_of(request, arch)
+    assume(kernels)  # there are none for most products
+    kernel = data.draw(st.sampled_from(kernels))
     text = packing.missing(None, kernel.file, kernel.name, kernel.constants, arch)
     command = text[text.index("kernels build") : text.index("; or unset")]
     arguments = command_line.parser().parse_args(shlex.split(command))

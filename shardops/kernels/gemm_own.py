@@ -1,0 +1,66 @@
+"""Products whose bytes take the time, by kernels of this library: called while JAX lowers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardops import errors
+from shardops.kernels import compile, launch
+from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
+from shardops.kernels.gemm_layout import Layout
+from shardops.kernels.target import current_target
+
+_PIECE = 8  # elements of a copy
+_LONGEST_LINE = 2**31 - 1
+
+
+def product(lhs: jax.Array, rhs: jax.Array, shape: Layout, out_dtype: np.dtype) -> jax.Array | None:
+    """The product of two operands, addressed as `shape` says; None where cuBLASLt is to make it.
+
+    That is so too where the kernel can be neither found nor compiled.
+    """
+    problem = flat_problem(shape, lhs.dtype, out_dtype)
+    if problem is None:
+        return None
+    try:
+        target = current_target()
+    except (errors.KernelUnavailableError, NotImplementedError):  # a GPU that cuBLASLt may serve
+        return None
+    if not gains(problem, target):
+        return None
+    plan = flat_plan(problem, target)
+    kernel = plan.kernel
+    if not compile.available(kernel.file, kernel.name, kernel.constants, target.arch):
+        return None
+    operands = [shape.lhs.stored(lhs), shape.rhs.stored(rhs)]
+    result = jax.ShapeDtypeStruct(shape.result, out_dtype)
+    try:
+        (out,) = launch.call(plan, operands, [result], [problem.shape])
+    except errors.KernelUnavailableError:  # no compiler
+        return None
+    return out
+
+
+def flat_problem(shape: Layout, dtype: np.dtype, out_dtype: np.dtype) -> FlatProblem | None:
+    """A product as its kernel is told of it; None where that cannot make it."""
+    if out_dtype != dtype or dtype not in (jnp.bfloat16, jnp.float16) or shape.batch != 1:
+        return None
+    lines = (
+        shape.m if shape.lhs.transposed else shape.k,
+        shape.k if shape.rhs.transposed else shape.n,
+        shape.n,
+        shape.lhs.ld,
+        shape.rhs.ld,
+    )
+    if any(length % _PIECE or length > _LONGEST_LINE for length in lines):
+        return None
+    return FlatProblem(
+        shape.m,
+        shape.n,
+        shape.k,
+        dtype.name,
+        shape.lhs.transposed,
+        shape.rhs.transposed,
+        shape.lhs.ld,
+        shape.rhs.ld,
+    )
