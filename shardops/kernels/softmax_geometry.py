@@ -61,11 +61,11 @@ def _forward_cluster(problem: SoftmaxProblem, target: Target) -> Geometry | None
 def backward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     """One word of each operand a thread up to 128, two up to 512, then four; long rows in clusters.
 
-    Odd rows, whose edges cost each thread, and causal ones have two from the first; or three, where
-    that leaves fewer threads without a word.
+    Odd rows, whose edges cost each thread, and causal ones have two from the first; causal ones
+    three, where that leaves fewer threads without a word, and four from 384.
     """
     words, causal = problem.whole_words, problem.causal
-    each = 4 if words > 512 else 2
+    each = 4 if words > (384 if problem.even and causal else 512) else 2
     if problem.even and not causal and words <= 128:
         each = 1
     if problem.even and causal and each == 2 and _idle(words, 3) <= _idle(words, 2):
@@ -74,7 +74,7 @@ def backward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     return (
         _tile(problem, 2)
         or _staged_backward(problem, target)
-        or _registers(problem, target, each, resident, 1 if causal else 2)
+        or _registers(problem, target, each, resident)
         or _in_cluster(problem, target, resident)
         or _registers(problem, target, each, resident, 16)
         or _long(problem, target, 1024 if has_clusters(target) else resident, 1)
