@@ -113,7 +113,7 @@ __device__ __forceinline__ float logit_at(const X* row, int column, const Keys& 
   return SCALE_SIGN == 0 ? v * 0.0f : v;
 }
 
-// A word's softmax, of a row whose sum is 1 / (inverse · weights.rest) > 0.
+// A word's softmax. `inverse`: weights.rest / the row's sum, which is positive.
 __device__ __forceinline__ Word softmax_of(const Word& word, const Weights& weights,
                                            float inverse) {
   float result[kLength];
