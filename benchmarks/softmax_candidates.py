@@ -1,16 +1,16 @@
 """Launch shapes of the softmax kernels that are worth timing."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from shardops.kernels.softmax_geometry import (
-    Geometry,
     backward_geometry,
     forward_geometry,
-    has_clusters,
 )
 from shardops.kernels.softmax_problem import SoftmaxProblem
+from shardops.kernels.softmax_shape import Geometry, fits, has_clusters
 from shardops.kernels.target import Target
 
 _REGISTERS = 65536  # of a multiprocessor
@@ -48,7 +48,7 @@ def _tiles(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[G
 
 def _in_registers(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[Geometry]:
     for parts in (1, 2, 4, 8, 16):
-        if parts > 1 and problem.whole_words < 1024 * parts:
+        if parts > 1 and problem.whole_words < 512 * parts:
             continue
         words = -(-problem.whole_words // parts)
         for each in (1, 2, 4, 8):
@@ -86,25 +86,14 @@ def _resident(
 def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[Geometry]:
     if problem.words < 512 or not has_clusters(target):
         return
-    least = -(-problem.words * 16 * operands // (192 << 10))  # blocks that a row takes at least
-    for parts in (1, 2, 4, 8, 16):
-        words = -(-problem.words // parts)
-        if not least <= parts <= 4 * least or (parts > 1 and words < 1024):
+    for parts, blocks, threads, batch in itertools.product(
+        (1, 2, 4), (1, 2, 3, 4), (192, 256, 320, 384, 512), (2, 4)
+    ):
+        if not 384 <= threads * blocks <= 1536 or (parts > 1 and problem.words < 1024 * parts):
             continue
-        for blocks in (1, 2, 3, 4, 5, 6):
-            for threads in (256, 512, 1024):
-                if not 512 <= threads * blocks <= 1536:
-                    continue
-                for batch in (2, 4):
-                    chunk = 16 * threads * batch * operands
-                    chunks = -(-words // (threads * batch))
-                    depth = min((_SHARED // blocks - 2048) // chunk, 4 * chunks + 1)
-                    # Room for some of the next row; or, if so many blocks fit, of a row each.
-                    for places in {depth, chunks} if operands == 1 else {depth} - {chunks}:
-                        if places >= chunks and depth >= places:
-                            yield Geometry(
-                                "staged", threads, 1, parts, blocks, batch=batch, depth=places
-                            )
+        shape = Geometry("staged", threads, parts=parts, min_blocks=blocks, batch=batch)
+        if fits(shape, problem, target, operands):
+            yield shape
 
 
 def _long(problem: SoftmaxProblem, target: Target, operands: int) -> Iterator[Geometry]:

@@ -165,7 +165,7 @@ def described(geometry: Geometry) -> str:
     text = f"{geometry.kind} threads {geometry.threads} rows {geometry.rows}"
     text += f" parts {geometry.parts} blocks {geometry.min_blocks}"
     text += f" group {geometry.group}" if geometry.kind == "tile" else ""
-    text += f" batch {geometry.batch} depth {geometry.depth}" if geometry.depth else ""
+    text += f" batch {geometry.batch}" if geometry.kind == "staged" else ""
     text += " twice" if not geometry.hold else ""
     return text + (" two stages" if geometry.stages == 2 else "")
 

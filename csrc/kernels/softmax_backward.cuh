@@ -69,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       edge_dy = element(dy_row[pieces.edge]);
     }
     if (CAUSAL && active) pieces.store_zeros(dx_row, keys.count);
+    if (kLeavesOut && part >= pieces.parts) continue;
     exchange.wait_for_cluster();
 
     float sum = edge_y * edge_dy;
@@ -83,11 +84,11 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       for (int j = 0; j < kLength; ++j) sum += ys[i].at(j) * dys[i].at(j);
     }
     sum = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum);
-    if constexpr (kThreads > 32) {
-      sum = summed_parts<kThreads / 32>(exchange.over_block(sum, 0.0f));
+    constexpr int kPairs = decltype(exchange)::kPairs;
+    if constexpr (kPairs > 1) {
+      sum = summed_parts<kPairs>(exchange.over_row(sum, 0.0f, pieces.parts),
+                                 kPairs / kParts * pieces.parts);
     }
-    if constexpr (kParts > 1) sum = summed_parts<kParts>(exchange.over_cluster(sum, 0.0f));
-    exchange.next();
     if (!active) continue;
 
     const auto result_of = [&](float y, float dy) { return p.scale * y * (dy - sum); };

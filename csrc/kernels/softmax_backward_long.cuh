@@ -88,9 +88,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       for (int j = 0; j < kLength; ++j) sum += ys.at(j) * dys.at(j);
     });
     sum = sum_lanes<32>(sum);
-    if constexpr (kThreads > 32) sum = summed_parts<kThreads / 32>(exchange.over_block(sum, 0.0f));
-    if constexpr (kClusterParts > 1) sum = summed_parts<kParts>(exchange.over_cluster(sum, 0.0f));
-    exchange.next();
+    constexpr int kPairs = decltype(exchange)::kPairs;
+    if constexpr (kPairs > 1) sum = summed_parts<kPairs>(exchange.over_row(sum, 0.0f));
 #else
     const float sum = summed_parts<kParts>(parts + row * 2 * kParts);
 #endif

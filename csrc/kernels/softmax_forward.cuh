@@ -103,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       }
     }
     if (CAUSAL && active) pieces.store_zeros(y_row, keys.count);
+    if (kLeavesOut && part >= pieces.parts) continue;
     exchange.wait_for_cluster();
 
 #pragma unroll
@@ -140,13 +141,11 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       }
     }
     Part total = {top, sum_lanes<kLanes>(sum)};
-    if constexpr (kThreads > 32) {
-      total = merged_parts<kThreads / 32>(exchange.over_block(total.top, total.sum), p.scale);
+    constexpr int kPairs = decltype(exchange)::kPairs;
+    if constexpr (kPairs > 1) {
+      total = merged_parts<kPairs>(exchange.over_row(total.top, total.sum, pieces.parts), p.scale,
+                                   kPairs / kParts * pieces.parts);
     }
-    if constexpr (kParts > 1) {
-      total = merged_parts<kParts>(exchange.over_cluster(total.top, total.sum), p.scale);
-    }
-    exchange.next();
     if (!active) continue;
 
     const bool has_edge = !kEven && pieces.edge < kCols;

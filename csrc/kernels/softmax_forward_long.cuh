@@ -60,8 +60,8 @@ __device__ __forceinline__ Part part_of_thread(const Span& span, float scale) {
 
 __device__ __forceinline__ void write(const Span& span, X* y, const Part& total, float scale) {
   const bool regular = total.sum > 0.0f;
-  const float base = base_of(total.top);
-  const float inverse = fast_reciprocal(total.sum);
+  const Weights weights(base_of(total.top), scale);
+  const float inverse = fast_reciprocal(total.sum) * weights.rest;
   if (!regular) {
     for (int at = span.begin + static_cast<int>(threadIdx.x) * kLength; at < span.end;
          at += kThreads * kLength) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ void write(const Span& span, X* y, const Part& total,
     for (int i = 0; i < kBatch; ++i) {
       const int at = column + i * kThreads * kLength;
       if (at >= span.end) continue;
-      store_columns(y, at, softmax_of(words[i], base, inverse, scale), span.whole);
+      store_columns(y, at, softmax_of(words[i], weights, inverse), span.whole);
     }
   });
 }
@@ -126,13 +126,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                        whole};
 #if STAGE != 2
     Part total = merged_lanes<32>(part_of_thread(span, p.scale), p.scale);
-    if constexpr (kThreads > 32) {
-      total = merged_parts<kThreads / 32>(exchange.over_block(total.top, total.sum), p.scale);
+    constexpr int kPairs = decltype(exchange)::kPairs;
+    if constexpr (kPairs > 1) {
+      total = merged_parts<kPairs>(exchange.over_row(total.top, total.sum), p.scale);
     }
-    if constexpr (kClusterParts > 1) {
-      total = merged_parts<kParts>(exchange.over_cluster(total.top, total.sum), p.scale);
-    }
-    exchange.next();
 #else
     const Part total = merged_parts<kParts>(parts + row * 2 * kParts, p.scale);
 #endif

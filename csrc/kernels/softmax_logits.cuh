@@ -34,6 +34,22 @@ __device__ __forceinline__ float weight(float v, float base, float scale) {
   return exp2_flushed(fmaf(v, 0.5f, -0.5f * base) * scale);
 }
 
+// Weights of many logits relative to one base by one fma each, 2^(v · factor - offset), if their
+// sum, or each of them, is multiplied by `rest`: it makes up for the rounding of the offset. The
+// factor is bounded, so that the offset is: from 2^30 on, logits that differ at all differ by 128.
+struct Weights {
+  float factor, offset, rest;
+
+  __device__ __forceinline__ Weights(float base, float scale) {
+    factor = fminf(0.5f * scale, fast_reciprocal(fabsf(base) * 0x1p-30f));
+    offset = base * factor;
+    rest = exp2_flushed(-fmaf(base, factor, -offset));
+  }
+  __device__ __forceinline__ float of(float v) const {
+    return exp2_flushed(fmaf(v, factor, -offset));
+  }
+};
+
 // What a zero scale leaves of a logit.
 __device__ __forceinline__ void forget_finite(Word& word) {
   float zeros[kLength];
@@ -79,15 +95,14 @@ __device__ __forceinline__ float top_of(const Word (&words)[kWords]) {
 template <int kWords>
 __device__ __forceinline__ void add_words(Part& part, const Word (&words)[kWords], float scale) {
   const float top = fmaxf(part.top, top_of(words));
-  const float base = base_of(top);
-  part.sum *= weight(part.top, base, scale);
+  const Weights weights(base_of(top), scale);
+  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
 #pragma unroll
-    for (int j = 0; j < kLength; ++j) {
-      part.sum += weight(signed_logit(words[i].at(j)), base, scale);
-    }
+    for (int j = 0; j < kLength; ++j) sum += weights.of(signed_logit(words[i].at(j)));
   }
+  part.sum = part.sum * weight(part.top, base_of(top), scale) + sum * weights.rest;
   part.top = top;
 }
 
@@ -98,13 +113,13 @@ __device__ __forceinline__ float logit_at(const X* row, int column, const Keys& 
   return SCALE_SIGN == 0 ? v * 0.0f : v;
 }
 
-// A word's softmax, of a row whose sum is positive.
-__device__ __forceinline__ Word softmax_of(const Word& word, float base, float inverse,
-                                           float scale) {
+// A word's softmax. `inverse`: weights.rest / the row's sum, which is positive.
+__device__ __forceinline__ Word softmax_of(const Word& word, const Weights& weights,
+                                           float inverse) {
   float result[kLength];
 #pragma unroll
   for (int j = 0; j < kLength; ++j) {
-    result[j] = weight(signed_logit(word.at(j)), base, scale) * inverse;
+    result[j] = weights.of(signed_logit(word.at(j))) * inverse;
   }
   return rounded<X>(result);
 }
@@ -139,20 +154,22 @@ __device__ __forceinline__ Part merged_lanes(const Part& part, float scale) {
 
 // Parts that lie in memory, one after the other, merged by each warp by itself.
 template <int kCount>
-__device__ __forceinline__ Part merged_parts(const float* parts, float scale) {
+__device__ __forceinline__ Part merged_parts(const float* parts, float scale, int count = kCount) {
   if constexpr (kCount <= 4) {
     float top = parts[0];
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) top = fmaxf(top, parts[2 * i]);
+    for (int i = 1; i < kCount; ++i) {
+      if (i < count) top = fmaxf(top, parts[2 * i]);
+    }
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      sum += parts[2 * i + 1] * weight(parts[2 * i], base_of(top), scale);
+      if (i < count) sum += parts[2 * i + 1] * weight(parts[2 * i], base_of(top), scale);
     }
     return {top, sum};
   } else {
     Part mine = {negative_infinity(), 0.0f};
-    for (int i = threadIdx.x % 32; i < kCount; i += 32) {
+    for (int i = threadIdx.x % 32; i < count; i += 32) {
       const float top = fmaxf(mine.top, parts[2 * i]);
       mine.sum = mine.sum * weight(mine.top, base_of(top), scale) +
                  parts[2 * i + 1] * weight(parts[2 * i], base_of(top), scale);

@@ -25,11 +25,14 @@ constexpr int kSureWords = CAUSAL || MASK == 2 ? 0
 static_assert(kThreads * kRows % 32 == 0, "a block is whole warps");
 static_assert(kEven || (kThreads >= 2 * (kLength - 1) && kCols >= kLength), "a thread an element");
 
-// A grid has blocks for all rows that are counted in 32 bits.
-constexpr bool kOneTurn = kParts == 1 && !WIDE_ROWS;
+// A grid has blocks for all rows, unless their number takes more than 32 bits.
+constexpr bool kOneTurn = !WIDE_ROWS;
 __device__ __forceinline__ long long rows_of_a_turn() {
   return static_cast<long long>(gridDim.x / kParts) * kRows;
 }
+// Whether blocks of a cluster leave out a row of which they see nothing: a next row would find them
+// a step ahead of the others.
+constexpr bool kLeavesOut = CAUSAL && kParts > 1 && kOneTurn;
 
 struct Pieces {
   static constexpr int kStride = kThreads * kLength;
@@ -38,6 +41,7 @@ struct Pieces {
   int end;    // the block's words end at this column
   int seen;   // those that the row sees at all end at this or before
   int edge;   // column of this thread's element outside of words; kCols: none
+  int parts;  // blocks of the row's cluster that have to do with it, the first ones
 
   __device__ __forceinline__ Pieces(const X* row, int part, int count) {
     constexpr int kSize = static_cast<int>(sizeof(X));
@@ -51,6 +55,11 @@ struct Pieces {
       end = part_end < past ? part_end : past;
     }
     seen = end < count ? end : count;
+    parts = kParts;
+    if (kLeavesOut) {
+      const int others = (count - head - 1) / (kPartWords * kLength);
+      parts = count <= head ? 1 : others + 1 < kParts ? others + 1 : kParts;
+    }
     edge = kCols;
     if (!kEven && part == 0) {
       const int at = static_cast<int>(threadIdx.x);

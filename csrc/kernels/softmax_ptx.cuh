@@ -46,28 +46,6 @@ __device__ __forceinline__ unsigned extreme_pair(unsigned a, unsigned b, Float16
   }
   return a;
 }
-
-// Adds 1 to a counter in shared memory and returns what it was. Orders nothing: an addition that
-// did would wait until what the warp has written is there.
-__device__ __forceinline__ unsigned count_up(unsigned* counter) {
-  const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(counter));
-  unsigned before;
-  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;"
-               : "=r"(before)
-               : "r"(here)
-               : "memory");
-  return before;
-}
-
-// Writes a pair to where block `rank` of the cluster has what this one has at `mine`. Seen there
-// after the next cluster_sync.
-__device__ __forceinline__ void put_at_rank(float* mine, unsigned rank, float first, float second) {
-  const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(mine));
-  unsigned there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(first), "f"(second)
-               : "memory");
-}
 #else
 inline void keep_order() {}
 inline float exp2_flushed(float x) { return exp2f(x); }
@@ -87,11 +65,5 @@ inline unsigned extreme_pair(unsigned a, unsigned b, T) {
     to |= (first ? a : b) & 0xffffu << 16 * i;
   }
   return to;
-}
-inline unsigned count_up(unsigned* counter) { return (*counter)++; }
-inline void put_at_rank(float* mine, unsigned rank, float first, float second) {
-  float* there = host::fibers[rank * host::per_block].shared + (mine - host::me().shared);
-  there[0] = first;
-  there[1] = second;
 }
 #endif

@@ -116,7 +116,7 @@ def forward_params(
     # scale is 0 is told by the problem's sign.
     limits = np.finfo(np.float32)
     doubled = 2 * math.log2(math.e) * abs(scale) if scale else 1.0
-    doubled = min(max(doubled, float(limits.smallest_subnormal)), float(limits.max))
+    doubled = min(max(doubled, 2 * float(limits.smallest_subnormal)), float(limits.max))
     return _params(shape, doubled, diagonal, digits)
 
 

@@ -7,47 +7,13 @@ best was found by `benchmarks/softmax_times.py --sweep` on one H200.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 from shardops.kernels.softmax_problem import SoftmaxProblem
+from shardops.kernels.softmax_shape import Geometry, clusters, fits, has_clusters
 from shardops.kernels.target import Target
 
 _TILE_THREADS = 128
 _TILE_BYTES = 14 << 10
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How a launch's threads lie over rows.
-
-    Args:
-      kind: which of the kernels.
-      threads: a row; of a tile, a block.
-      rows: a block, or a tile.
-      parts: blocks a row. They are a cluster, unless there are two stages.
-      min_blocks: blocks that must fit on a multiprocessor; bounds a thread's registers.
-      hold: "registers", forward: weights are held from the sum to the result, not computed twice.
-      group: "tile": threads a row.
-      stages: "long": 2 where parts are merged by a second launch.
-      batch, depth: "staged": words of a chunk that a thread has, and places for chunks.
-    """
-
-    kind: Literal["registers", "tile", "staged", "long"]
-    threads: int
-    rows: int = 1
-    parts: int = 1
-    min_blocks: int = 1
-    hold: bool = True
-    group: int = 1
-    stages: int = 1
-    batch: int = 1
-    depth: int = 0
-
-    def chunks(self, problem: SoftmaxProblem) -> int:
-        """Of a row's part, in a "staged" block."""
-        words = -(-problem.words // self.parts)
-        return -(-words // (self.threads * self.batch))
 
 
 def forward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
@@ -58,8 +24,9 @@ def forward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     return (
         _tile(problem, 1)
         or _forward_registers(problem, target)
-        or _eight_words(problem, target)
-        or _staged(problem, target, 1)
+        or _many_words(problem, target)
+        or _forward_cluster(problem, target)
+        or _staged(problem, target)
         or _long(problem, target, _resident(problem, not problem.even or problem.mask > 0))
     )
 
@@ -73,31 +40,50 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
     words, masked = problem.whole_words, problem.mask > 0
     if words <= 512 and not problem.causal and (problem.even or not masked):
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
-    if problem.causal and problem.even and not masked and 256 < words <= 2048:
+    if problem.causal and problem.even and not masked and 256 <= words <= 2048:
         fewest = 1440 if target.arch == "sm_90" else 1280  # which spills on others
         resident = fewest if words <= 1024 else 1280 if words <= 1536 else 1536
+        resident = 1216 if words == 256 else resident
         return _registers(problem, target, 4, resident, hold=False)
     resident = _resident(problem, not problem.even, _is_crowded(problem))
     return _registers(problem, target, 4, resident)
 
 
+def _forward_cluster(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Weights are computed twice, for more rows at a time."""
+    plain = problem.even and not problem.causal and problem.mask == 0 and problem.x != "float16"
+    resident = _resident(problem, not problem.even, _is_crowded(problem))
+    if plain:
+        resident = 1536 if target.arch == "sm_90" else 1280
+    return _in_cluster(problem, target, resident, hold=False)
+
+
 def backward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     """One word of each operand a thread up to 128, two up to 512, then four; long rows in clusters.
 
-    Odd rows, whose edges cost each thread, and causal ones have two from the first.
+    Odd rows, whose edges cost each thread, and causal ones have two from the first; causal ones
+    three, where that leaves fewer threads without a word, and four from 384.
     """
-    each = 4 if problem.whole_words > 512 else 2
-    if problem.even and not problem.causal and problem.whole_words <= 128:
+    words, causal = problem.whole_words, problem.causal
+    each = 4 if words > (384 if problem.even and causal else 512) else 2
+    if problem.even and not causal and words <= 128:
         each = 1
-    resident = _resident(problem, not problem.even and problem.causal) if each == 4 else 1152
+    if problem.even and causal and each == 2 and _idle(words, 3) <= _idle(words, 2):
+        each = 3
+    resident = _resident(problem, not problem.even and causal) if each == 4 else 1152
     return (
         _tile(problem, 2)
-        or _staged_causal(problem, target)
-        or _registers(problem, target, each, resident, 2)
-        or (None if problem.causal else _staged(problem, target, 2))
+        or _staged_backward(problem, target)
+        or _registers(problem, target, each, resident)
+        or _in_cluster(problem, target, resident)
         or _registers(problem, target, each, resident, 16)
         or _long(problem, target, 1024 if has_clusters(target) else resident, 1)
     )
+
+
+def _idle(words: int, each: int) -> int:
+    """Words that a row lacks for all threads of its warps to have `each`."""
+    return -(-words // (32 * each)) * 32 * each - words
 
 
 def _tile(problem: SoftmaxProblem, operands: int) -> Geometry | None:
@@ -147,7 +133,7 @@ def _registers(
     least_parts = _spread(problem, target, 512)
     fitting = [
         n
-        for n in _clusters(target)
+        for n in clusters(target)
         if least_parts <= n <= max(least_parts, most_parts)
         and problem.whole_words <= n * each * min(1024, resident // 2)
     ]
@@ -171,15 +157,39 @@ def _registers(
     return Geometry("registers", threads, rows, parts, blocks, hold=hold)
 
 
-def _eight_words(problem: SoftmaxProblem, target: Target) -> Geometry | None:
-    """Two blocks of 512 threads leave 64 registers, which do on sm_90 alone."""
+def _in_cluster(
+    problem: SoftmaxProblem, target: Target, resident: int, *, hold: bool = True
+) -> Geometry | None:
+    """Four words a thread, and small blocks, several of which fit on a multiprocessor: while those
+    of a row wait for each other, others work.
+    """
+    least_parts = _spread(problem, target, 512)
+    for parts in clusters(target)[1:]:
+        words = -(-problem.whole_words // parts)
+        if parts >= least_parts and words <= 1024:
+            threads = -(-words // 128) * 32
+            blocks = resident // threads
+            return Geometry("registers", threads, 1, parts, blocks, hold=hold)
+    return None
+
+
+def _many_words(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Eight words a thread: two blocks of 512 threads leave 64 registers, which do on sm_90 alone.
+
+    With a mask six, and their bytes, of which eight would leave no room; longer rows are staged.
+    """
+    masked = problem.mask == 1 and problem.even
+    if masked and problem.whole_words <= 3072:
+        threads = -(-problem.whole_words // 192) * 32
+        return Geometry("registers", threads, min_blocks=896 // threads, hold=False)
     threads = -(-problem.whole_words // 256) * 32
     if threads > 512:
         return None
+    staged = _in_shared_memory(problem, target, 1, 512, 1) if masked else None
     masked_odd = problem.mask > 0 and not problem.even
     crowded = masked_odd or _is_crowded(problem) or target.arch != "sm_90"
     resident = 768 if crowded else 1024
-    return Geometry("registers", threads, min_blocks=resident // threads, hold=False)
+    return staged or Geometry("registers", threads, min_blocks=resident // threads, hold=False)
 
 
 def _is_crowded(problem: SoftmaxProblem) -> bool:
@@ -187,61 +197,54 @@ def _is_crowded(problem: SoftmaxProblem) -> bool:
     return problem.causal and (problem.mask > 0 or problem.first)
 
 
-def _staged(problem: SoftmaxProblem, target: Target, operands: int) -> Geometry | None:
-    """One block a row, of half a multiprocessor's memory, so that one computes while another loads;
-    or of all of it, so that there is room for some of the next row. Else more blocks, of half.
-    """
-    threads, batch = 512, 4
-    chunk = 16 * threads * batch * operands
-    depth = (target.shared_bytes - (1 << 10)) // chunk
-    for parts in _clusters(target) if has_clusters(target) else ():
-        words = -(-problem.words // parts)
-        chunks = -(-words // (threads * batch))
-        if parts < _spread(problem, target, 1024):
-            continue
-        if operands == 1 and 2 * chunks <= depth:  # there are half the registers
-            odd, masked = not problem.even, problem.mask > 0
-            batch = 4 >> (odd or masked or problem.causal) + (odd and masked)
-            chunks = -(-words // (threads * batch))
-            return Geometry("staged", threads, 1, parts, 2, batch=batch, depth=chunks)
-        if parts <= operands and chunks <= depth:
-            plain = operands == 1 and problem.even and not problem.causal and problem.mask == 0
-            if plain and -(-words // (2 * threads * batch)) <= depth // 2:
-                threads, depth = 2 * threads, depth // 2
-            return Geometry("staged", threads, parts=parts, batch=batch, depth=depth)
+def _staged(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Forward: a row of two blocks, or two clusters, fits in the memory of a multiprocessor."""
+    masked = problem.mask == 1
+    batch = 1 if masked else 4 if problem.even and not problem.causal else 2
+    for parts in clusters(target) if has_clusters(target) else ():
+        found = _in_shared_memory(problem, target, 1, 512, 2, batch=batch, parts=parts)
+        if found and parts >= _spread(problem, target, 1024):
+            return found
     return None
 
 
-def _staged_causal(problem: SoftmaxProblem, target: Target) -> Geometry | None:
-    """Backward, causal: where registers would take a cluster, of whose blocks the last have nothing
-    to do in most rows, but two blocks of a row each fit on a multiprocessor.
+def _staged_backward(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Where in registers a row would take a cluster, but two fit in shared memory. And causal rows
+    of which registers would hold fewer, for as many threads do not fit.
     """
-    threads, batch = 256, 2
-    chunks = -(-problem.words // (threads * batch))
-    room = (target.shared_bytes + (1 << 10)) // 2 - (3 << 9)  # less the system's and the barriers
-    depth = room // (32 * threads * batch)
-    if not problem.causal or problem.words <= 2048 or not has_clusters(target) or chunks >= depth:
-        return None
-    return Geometry("staged", threads, min_blocks=2, batch=batch, depth=depth)
+    words = problem.words
+    threads = -(-words // 256) * 32
+    if problem.causal:
+        in_registers = -(-words // 128) * 32
+        if not 1024 < words < 2048 or 1024 // in_registers * in_registers >= 800:
+            return None
+        fitting = (_in_shared_memory(problem, target, 2, threads, blocks) for blocks in (4, 3, 2))
+        return next((found for found in fitting if found), None)
+    return _in_shared_memory(problem, target, 2, threads, 2) if 2048 < words <= 3072 else None
+
+
+def _in_shared_memory(
+    problem: SoftmaxProblem,
+    target: Target,
+    operands: int,
+    threads: int,
+    blocks: int,
+    *,
+    batch: int = 2,
+    parts: int = 1,
+) -> Geometry | None:
+    """A row a block, if so many blocks fit on a multiprocessor."""
+    shape = Geometry("staged", threads, parts=parts, min_blocks=blocks, batch=batch)
+    return shape if has_clusters(target) and fits(shape, problem, target, operands) else None
 
 
 def _spread(problem: SoftmaxProblem, target: Target, least: int) -> int:
     """The most blocks a row that few rows can have, of so many words each at least."""
     parts = 1
-    for more in _clusters(target)[1:]:
+    for more in clusters(target)[1:]:
         if more * problem.rows <= target.sm_count and problem.words >= more * least:
             parts = more
     return parts
-
-
-def has_clusters(target: Target) -> bool:
-    """Whether blocks can share a row, and copies run beside threads."""
-    return target.cluster_blocks > 1
-
-
-def _clusters(target: Target) -> tuple[int, ...]:
-    """Sizes of clusters that the GPU launches, from 1 on."""
-    return tuple(1 << i for i in range(target.cluster_blocks.bit_length()))
 
 
 def _resident(problem: SoftmaxProblem, *takes_registers: bool) -> int:
@@ -256,7 +259,7 @@ def _long(
     problem: SoftmaxProblem, target: Target, resident: int, least_blocks: int = 2
 ) -> Geometry:
     """A cluster a row where there are some, else enough blocks to fill the GPU."""
-    parts, stages = _clusters(target)[-1], 1
+    parts, stages = clusters(target)[-1], 1
     if parts == 1 and problem.rows < 2 * target.sm_count:
         parts = min(64, -(-2 * target.sm_count // problem.rows), -(-problem.words // 2048))
         stages = min(2, parts)

@@ -62,9 +62,11 @@ inline void enter() {
   body();
   me().stop = kDone;
 }
-// Whether all fibers from `first` on have met as many of what `counter` counts as `least`.
+// Whether all fibers from `first` on have met as many of what `counter` counts as `least`. Blocks
+// of a cluster do not wait for threads that have ended; elsewhere one that ends early is an error.
 inline bool all_at(int Fiber::* counter, unsigned first, unsigned count, int least) {
   for (unsigned i = first; i < first + count; ++i) {
+    if (counter == &Fiber::cluster_barriers && fibers[i].stop == kDone) continue;
     if (fibers[i].*counter < least) return false;
   }
   return true;

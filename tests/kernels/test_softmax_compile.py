@@ -17,8 +17,9 @@ except errors.KernelUnavailableError as error:
     pytest.skip(f"{error}", allow_module_level=True)
 
 SM_COUNTS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}
-# Tiles, part of a warp, one warp, odd rows, blocks, streams, clusters or else two passes.
-LENGTHS = (24, 33, 512, 1000, 1024, 3000, 3001, 8192, 32768, 65536, 65537, 262144, 2**21)
+# Tiles, part of a warp, one warp, odd rows, blocks, shared memory, clusters or else two passes.
+LENGTHS = (24, 33, 512, 1000, 1024, 3000, 3001, 8192, 12288, 20480, 32768, 65536, 65537, 262144)
+LENGTHS += (2**21,)
 OPTIONS = (
     {},
     {"causal": True},

@@ -32,8 +32,8 @@ LONG = Geometry("long", 32)
 LONG_CLUSTER = Geometry("long", 64, parts=2)
 EIGHT_WORDS = Geometry("registers", 32, 1, hold=False)
 TILE_OF_4 = Geometry("tile", 32, 32, group=4)
-STAGED = Geometry("staged", 32, batch=2, depth=3)
-STAGED_CLUSTER = Geometry("staged", 64, parts=2, batch=1, depth=2)
+STAGED = Geometry("staged", 32, batch=2)
+STAGED_CLUSTER = Geometry("staged", 64, parts=2, batch=1)
 STAGES = Geometry("long", 32, parts=3, stages=2)
 
 CASES = {
@@ -59,14 +59,21 @@ CASES = {
     "cluster, misaligned": (Case((3, 264), "float32", scale=-2.0, offset=1), CLUSTER),
     "cluster, odd, causal, both masks": (
         Case((2, 3, 4, 515), "float16", (2, 1, 4, 515), 300, 17), WIDE_CLUSTER),
+    "cluster, causal, seen by one block or two": (
+        Case((2, 20, 1040), "bfloat16", None, 340), Geometry("registers", 32, parts=4)),
+    "cluster, causal, odd, seen by none or one": (
+        Case((7, 301), "float32", None, -3), Geometry("registers", 32, parts=2, hold=False)),
     "long": (Case((2, 2, 2203), "bfloat16", (2, 1, 2203), 2000), LONG),
     "long, cluster": (Case((3, 1000), "float32"), LONG_CLUSTER),
     "staged": (Case((5, 1200), "bfloat16"), STAGED),
-    "staged, deeper than a row": (Case((9, 300), "float32"), Geometry("staged", 64, depth=5)),
+    "staged, a last chunk of few words": (Case((9, 300), "float32"), Geometry("staged", 64)),
     "staged, odd, causal, mask of queries and keys": (
         Case((2, 2, 7, 1203), "float16", (1, 1, 7, 1203), 800, 60), STAGED),
     "staged, causal, mask of queries": (
         Case((2, 2, 7, 1208), "bfloat16", (1, 1, 7, 1), 800, -300, scale=-0.5), STAGED),
+    "staged, mask in chunks": (Case((2, 5, 1216), "bfloat16", (2, 1, 1216)), STAGED),
+    "staged, cluster, causal, mask of queries and keys in chunks": (
+        Case((2, 2, 5, 528), "float32", (1, 1, 5, 528), 300, 20), STAGED_CLUSTER),
     "staged, cluster, odd": (Case((5, 2003), "bfloat16", offset=3), STAGED_CLUSTER),
     "staged, cluster, misaligned": (
         Case((2, 5, 1000), "float32", (2, 1, 1000), 300, offset=1), STAGED_CLUSTER),
@@ -169,13 +176,14 @@ def test_logits_far_apart_and_far_from_zero(built):
         case = Case((2, 8), "float32", scale=scale)
         x = np.array([[3e38, -3e38, 0, 1, 2, 3, 3e38, 1e38], [1e10] * 8], np.float32)
         want = forward_float64(x, np.zeros(x.shape, bool), scale)
-        got = run_forward(case, TARGET, built, x, geometry=Geometry("registers", 4, 8))
-        np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-30)
+        for geometry in (Geometry("registers", 4, 8), STAGED, LONG):
+            got = run_forward(case, TARGET, built, x, geometry=geometry)
+            np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-30)
 
 
 TILE = Geometry("tile", 32, 32, group=2)
 SIXTEEN = Geometry("registers", 16, 2)
-BATCHES = Geometry("staged", 32, batch=2, depth=2)
+BATCHES = Geometry("staged", 32, batch=2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -59,7 +59,7 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
         blocks = constants["MIN_BLOCKS"]
         assert 1 <= blocks <= 32
         assert threads * blocks <= target.threads_per_sm
-        assert constants["WIDE_ROWS"] == (problem.rows >= 2**31)
+        assert constants["WIDE_ROWS"] == (problem.rows * constants.get("PARTS", 1) >= 2**31)
         assert ("SCALE_SIGN" in constants) == (operands == 1)
         if launch.kernel.name.endswith("_tile"):
             check_tile(launch, constants, problem, operands)
@@ -68,7 +68,7 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
             assert launch.block[0] == constants["THREADS_PER_ROW"]
             assert launch.grid[0] % parts == 0
             if launch.kernel.name.endswith("_staged"):
-                check_staged(launch, constants, problem, operands)
+                check_staged(launch, constants, problem, target, operands)
             elif launch.kernel.name.endswith("_long"):
                 assert constants["STAGE"] == (0 if len(plan.launches) == 1 else 1) or plan.workspace
                 assert launch.cluster[0] == (1 if plan.workspace else parts)
@@ -90,22 +90,23 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
         assert plan.workspace == (problem.rows, parts, 2)
 
 
-def check_staged(launch, constants, problem: SoftmaxProblem, operands: int) -> None:
-    """A row's part fits in the places for chunks, and these in shared memory."""
-    parts, chunk = constants["PARTS"], constants["BATCH"] * launch.block[0]
+def check_staged(launch, constants, problem, target: Target, operands: int) -> None:
+    """A row's part fits in shared memory beside the exchange and a barrier a chunk."""
+    parts, threads = constants["PARTS"], constants["THREADS_PER_ROW"]
+    chunk = constants["BATCH"] * threads
     words = -(-problem.words // parts)
     chunks = -(-words // chunk)
     assert launch.cluster[0] == parts
     assert launch.block[1:] == (1, 1)
-    assert chunks <= constants["DEPTH"]
-    assert launch.shared_bytes == constants["SHARED_BYTES"]
-    control = launch.shared_bytes - constants["DEPTH"] * chunk * 16 * operands
+    copied = problem.keys % 16 == 0 and (parts == 1 or words * problem.vector % 16 == 0)
+    mask_bytes = problem.vector * (constants["MASK"] == 1 and copied)
+    control = launch.shared_bytes - chunks * chunk * (16 * operands + mask_bytes)
     assert control % 128 == 0
-    warps = launch.block[0] // 32
-    assert control >= 20 * constants["DEPTH"] + 16 * (warps + parts * (parts > 1))
-    assert chunks < constants["DEPTH"] or launch.grid[0] == parts * min(
-        problem.rows, (2**31 - 1) // parts
-    )
+    pairs = parts * threads // 32
+    assert control >= 8 * chunks + 16 * pairs * (pairs > 1) + 16 * (parts > 1)
+    assert launch.grid[0] == parts * min(problem.rows, (2**31 - 1) // parts)
+    of_all = constants["MIN_BLOCKS"] * (launch.shared_bytes + 1024)
+    assert of_all <= target.shared_bytes + 1024, "as many blocks as are meant to be there fit"
 
 
 def check_tile(launch, constants, problem: SoftmaxProblem, operands: int) -> None:
