@@ -89,7 +89,7 @@ class Launches:
         launched = self.mbarriers or not has_mbarriers(kernel)
         outputs = []
         for index, result in enumerate(results):
-            blank = np.nan if launched and index not in what.zeroed else 0
+            blank = 0 if index in what.zeroed else np.nan if launched else 1
             outputs.append(self.array(np.full(result.shape, blank, result.dtype)))
         arrays = [*operands, *outputs]
         if self.short:
@@ -133,9 +133,12 @@ class Planned:
 def has_mbarriers(kernel: Kernel) -> bool:
     """Whether it waits for one somewhere, beside the function that does."""
     waits = compile.source_text(kernel.file, kernel.constants).count("barrier_wait(") > 1
-    # Softmax that keeps rows in registers waits in clusters alone.
+    # Softmax that keeps rows in registers waits in clusters alone, as do norms that quantise.
+    constants = dict(kernel.constants)
     in_registers = kernel.name in ("softmax_forward", "softmax_backward")
-    return waits and not (in_registers and dict(kernel.constants)["PARTS"] == 1)
+    quantises = kernel.name in ("norm_quantized_rows", "norm_quantized_tiles")
+    alone = constants["PARTS" if in_registers else "CLUSTER"] if in_registers or quantises else 0
+    return waits and alone != 1
 
 
 def kernels(only: str | None, mbarriers: bool) -> None:

@@ -11,7 +11,6 @@ compiles what a run needs into a pack; name that in SHARDOPS_KERNEL_PACK.
 """
 
 import argparse
-import itertools
 import json
 import math
 import pathlib
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compiling import compile_all
+from quantize_shapes import shapes, words_of
 from raw_launch import Call, Device
 from shardops.kernels import compile, packing
 from shardops.kernels.launch import Kernel, Launch
@@ -33,14 +33,11 @@ from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
     QuantizedPlan,
-    RowGeometry,
     quantized_forward_plan,
 )
-from shardops.kernels.norm_quantized_tiles import Tiles, blocks_of
 from shardops.kernels.quantize_plan import (
     QuantizeProblem,
     Scales,
-    Tiling,
     arranged,
     joined,
     magnitudes_plan,
@@ -96,28 +93,6 @@ def quantize_cases(rows: int, cols: int, x: str, target: Target) -> Iterator[Cas
             yield Case(f"quantize {recipe} {layout}", launches, arrays, scalars, sizes, moved)
 
 
-def shapes(problem: QuantizedNorm, target: Target) -> Iterator[RowGeometry | Tiles | None]:
-    """Launch shapes worth timing; None is the plan's."""
-    norm, written = problem.norm, problem.written
-    assert written is not None
-    yield None
-    if not written.as_columns:
-        for per_thread, resident in itertools.product((3, 4, 6, 7, 8), (512, 640, 768, 1024)):
-            threads = -(-norm.vectors // (32 * per_thread)) * 32
-            rows = max(1, 128 // threads)
-            registers = per_thread * norm.registers(norm.x) + 32
-            if threads * rows <= resident and registers * resident <= 65536 and threads <= 1024:
-                yield RowGeometry(threads, rows, resident // (threads * rows))
-    down = {"square": 4, "row128": 4 if written.as_columns else 1}.get(written.scales, 1)
-    down *= 1 + (written.scales == "square" and not written.as_columns)
-    for across, turns, cluster in itertools.product((2, 4, 8, 16), (1, 2, 4), (1, 2, 4, 8, 16)):
-        tile = Tiling(down, across, written.as_columns, turns)
-        if down * across % turns == 0 and 4 <= tile.warps <= 16 and tile.rows <= tile.threads:
-            found = blocks_of(norm, written, tile, cluster, target)
-            if (cluster - 1) * tile.cols < norm.cols <= cluster * tile.cols and found.min_blocks:
-                yield found
-
-
 def norm_cases(rows: int, cols: int, x: str, target: Target, sweep: bool = False) -> Iterator[Case]:
     calls = [("rms", False), ("layer", False), ("rms", True)]
     for (kind, add), (recipe, scales) in ((c, r) for c in calls for r in RECIPES):
@@ -159,21 +134,6 @@ def norm_case(name: str, problem: QuantizedNorm, plan: QuantizedPlan) -> Case:
     second = ("h" if norm.add else "x", *vectors, *given, *statistics, *names)
     launches = (plan.statistics, plan.main)
     return Case(name.strip(), launches, (first, second), (of_rows, of_tiles), sizes, moved)
-
-
-def words_of(shape: RowGeometry | Tiles | None) -> str:
-    if isinstance(shape, Tiles):
-        tile = shape.tile
-        return (
-            f"{tile.down}x{tile.across} parts, {tile.turns} turns, cluster {shape.cluster}, "
-            f"{shape.min_blocks} blocks{', once' * shape.once}"
-        )
-    if isinstance(shape, RowGeometry):
-        return (
-            f"{shape.threads_per_row} threads, {shape.rows_per_block} rows, "
-            f"{shape.min_blocks} blocks"
-        )
-    return ""
 
 
 def _written(problem: QuantizeProblem, rows: int, cols: int) -> tuple[list[str], dict[str, int]]:

@@ -1,13 +1,12 @@
-// Eight values a lane, brought together over lanes: a lane sends the half that it does not keep, so
-// that 8 lanes take 7 shuffles where each value by itself would take 24.
+// Some values a lane, brought together over lanes: a lane sends the half that it does not keep, so
+// that of 8 values 8 lanes take 7 shuffles where each value by itself would take 24.
 #pragma once
 #include "lanes.cuh"
 
-// The lanes' numbers differ in bits kStep, 2 kStep, ... (kLanes of them); 8 / kLanes values are
-// left to each, from `kept` on, in values[0], ...; one where there are more lanes than values.
-template <int kLanes, int kStep>
+// The lanes' numbers differ in bits kStep, 2 kStep, ... (kLanes of them); kValues / kLanes values
+// are left to each, from `kept` on, in values[0], ...; one where there are more lanes than values.
+template <int kLanes, int kStep, int kValues = 8>
 struct Halving {
-  static constexpr int kValues = 8;
   static constexpr int kLeft = kLanes < kValues ? kValues / kLanes : 1;
 
   static __device__ __forceinline__ int kept() {

@@ -9,7 +9,7 @@
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row. Neighbouring lanes
 // own neighbouring vectors, so that a block of elements lies in a warp.
 #include "norm_values.cuh"
-#include "quantize_scales.cuh"
+#include "quantize_vector.cuh"
 
 constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
@@ -44,31 +44,7 @@ __device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength]
     store<false, true, kLength>(to, values);
   }
 #else
-  if constexpr (kLength == 1) {
-    *to = static_cast<unsigned char>(fp8_pair(flushed_product(y[0], factor), 0.0f, Format{}));
-  } else {
-    constexpr int kPairs = kLength > 1 ? kLength / 2 : 1;
-    unsigned short pairs[kPairs];
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-      pairs[p] = static_cast<unsigned short>(fp8_pair(
-          flushed_product(y[2 * p], factor), flushed_product(y[2 * p + 1], factor), Format{}));
-    }
-    if (!aligned) {
-#pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        to[j] = static_cast<unsigned char>(pairs[j / 2] >> j % 2 * 8);
-      }
-    } else if constexpr (kPairs == 1) {
-      store_word<true>(to, 0, pairs[0]);
-    } else if constexpr (kPairs == 2) {
-      store_word<true>(to, 0, pairs[0] | static_cast<unsigned>(pairs[1]) << 16);
-    } else {
-      store_word<true>(to, 0,
-                       make_uint2(pairs[0] | static_cast<unsigned>(pairs[1]) << 16,
-                                  pairs[2] | static_cast<unsigned>(pairs[3]) << 16));
-    }
-  }
+  write_fp8(to, y, factor, aligned);
 #endif
 }
 
@@ -196,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
 #else
         constexpr float b = 0.0f;
 #endif
-        y[j] = normalised(values[i].at(j), mean, rstd, scale.at(j), b);
+        y[j] = normalised(values[i].at(j), mean, rstd, scaled_by(scale.at(j)), b);
         if (kAmax) largest = larger(largest, magnitude_key(y[j]));
       }
     }

@@ -47,7 +47,7 @@ class Normalised {
 #pragma unroll
     for (int j = 0; j < kEdge; ++j) {
       const float shift = HAS_BETA ? shift_.at(j) : 0.0f;
-      y[j] = normalised(values.at(j), mean, rstd, scale_.at(j), shift);
+      y[j] = normalised(values.at(j), mean, rstd, scaled_by(scale_.at(j)), shift);
       if (!kEven && j >= count_) y[j] = 0.0f;
     }
   }
@@ -60,76 +60,6 @@ class Normalised {
   Vector<Gamma, kEdge> scale_;
   Vector<Beta, kEdge> shift_;
 };
-
-// Fetches x. `at`: the tile's first number.
-__device__ __forceinline__ void keep_words(const X* __restrict__ at, const Tile& tile,
-                                           KeptRows kept) {
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const Place place(turn);
-    const X* from = at + place.row * kCols + place.col;
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) {
-      if (place.col < tile.cols) {
-        kept.at(turn, i).fetch(from + i * kCols);
-      } else {
-        kept.at(turn, i).set({});
-      }
-    }
-  }
-}
-// The same element by element, of a tile that is cut or does not lie as words.
-__device__ __forceinline__ void keep_elements(const X* __restrict__ at, const Tile& tile,
-                                              KeptRows kept) {
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const Place place(turn);
-#pragma unroll 1
-    for (int i = 0; i < kEdge; ++i) {
-      const X* from = at + static_cast<long long>(place.row_of(tile, i)) * kCols + place.col;
-      kept.at(turn, i).set(load_first<kEven, true>(from, tile.cols - place.col, false));
-    }
-  }
-}
-
-#if HAS_ADD
-// Makes h of x; `add` and `h` at the tile's first number.
-__device__ __forceinline__ void add_words(const X* __restrict__ add, X* __restrict__ h,
-                                          const Tile& tile, KeptRows kept) {
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const Place place(turn);
-    if (place.col >= tile.cols) continue;
-    const int first = place.row * kCols + place.col;
-    Vector<X, kEdge> addend[kEdge];
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) addend[i] = load<true, true, kEdge>(add + first + i * kCols);
-    wait_for_words();
-#pragma unroll
-    for (int i = 0; i < kEdge; ++i) {
-      const Vector<X, kEdge> sum = sum_of<kEdge>(kept.at(turn, i).get(), addend[i]);
-      kept.at(turn, i).set(sum);
-      store<true, true, kEdge>(h + first + i * kCols, sum);
-    }
-  }
-}
-__device__ __forceinline__ void add_elements(const X* __restrict__ add, X* __restrict__ h,
-                                             const Tile& tile, KeptRows kept) {
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const Place place(turn);
-    const int count = tile.cols - place.col;
-#pragma unroll 1
-    for (int i = 0; i < kEdge; ++i) {
-      const long long at = static_cast<long long>(place.row_of(tile, i)) * kCols + place.col;
-      const Vector<X, kEdge> addend = load_first<kEven, true>(add + at, count, false);
-      const Vector<X, kEdge> sum = sum_of<kEdge>(kept.at(turn, i).get(), addend);
-      kept.at(turn, i).set(sum);
-      if (place.row + i < tile.rows) store_first<true>(h + at, sum, count);
-    }
-  }
-}
-#endif
 
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
     norm_quantized_tiles(const X* __restrict__ x, const Gamma* __restrict__ gamma,
@@ -194,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
 #if SCALES
   constexpr const float* given = nullptr;
 #endif
-  start_statistics();
+  start_statistics(shared.statistics);
   constexpr unsigned kAcross = GIVEN ? (kCols + kTileCols - 1) / kTileCols : kCluster;
   const Tile tile(shape, blockIdx.x % kAcross, blockIdx.x / kAcross);
   const Entry entry(written, given, tile);

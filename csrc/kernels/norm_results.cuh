@@ -3,10 +3,6 @@
 #pragma once
 #include "norm_values.cuh"
 
-__device__ __forceinline__ float scaled_by(float gamma) {
-  return ZERO_CENTERED ? gamma + 1.0f : gamma;
-}
-
 __device__ __forceinline__ float result_of(float h, float mean, float rstd, float gamma,
                                            float beta) {
   const float scaled = (LAYER ? h - mean : h) * rstd * scaled_by(gamma);

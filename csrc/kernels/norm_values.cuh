@@ -10,10 +10,13 @@ using X = ElementOf<X_TYPE>::Type;
 using Gamma = ElementOf<GAMMA_TYPE>::Type;
 using Beta = ElementOf<BETA_TYPE>::Type;
 
-__device__ __forceinline__ float normalised(float h, float mean, float rstd, float gamma,
-                                            float beta) {
+__device__ __forceinline__ float scaled_by(float gamma) {
+  return ZERO_CENTERED ? gamma + 1.0f : gamma;
+}
+
+// `g` is `scaled_by` of gamma.
+__device__ __forceinline__ float normalised(float h, float mean, float rstd, float g, float beta) {
   const float centred = LAYER ? h - mean : h;
-  const float g = ZERO_CENTERED ? gamma + 1.0f : gamma;
   const float scaled = __fmul_rn(__fmul_rn(centred, rstd), g);
   return HAS_BETA ? scaled + beta : scaled;
 }

@@ -53,3 +53,11 @@ __device__ __forceinline__ void fetch_word(uint4* to, const void* from) {
 __device__ __forceinline__ void wait_for_words() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
+// In groups: a group is what was fetched since the one before; all but the newest kLeft are there.
+__device__ __forceinline__ void end_group_of_words() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}

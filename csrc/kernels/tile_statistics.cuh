@@ -7,87 +7,10 @@
 #pragma once
 #include "async.cuh"
 #include "halving.cuh"
-#include "norm_values.cuh"
-#include "quantize_tile.cuh"
+#include "tile_kept.cuh"
 
-constexpr int kCols = COLS;
-constexpr bool kEven = kCols % kEdge == 0;
 constexpr int kCluster = CLUSTER;
 static_assert(kTileRows <= kTileThreads, "a thread for each row");
-
-// Eight numbers in shared memory, as words of 16 bytes kStride apart.
-template <typename T, int kStride>
-struct Eight {
-  static constexpr int kWords = Vector<T, kEdge>::kBytes / 16;
-  uint4* at;
-
-  // A thread waits for words before it reads them.
-  __device__ __forceinline__ void fetch(const T* from) const {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      fetch_word(at + w * kStride, reinterpret_cast<const uint4*>(from) + w);
-    }
-  }
-  __device__ __forceinline__ Vector<T, kEdge> get() const {
-    Vector<T, kEdge> row;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const uint4 word = at[w * kStride];
-      row.words[4 * w] = word.x;
-      row.words[4 * w + 1] = word.y;
-      row.words[4 * w + 2] = word.z;
-      row.words[4 * w + 3] = word.w;
-    }
-    return row;
-  }
-  __device__ __forceinline__ void set(const Vector<T, kEdge>& row) const {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      at[w * kStride] = make_uint4(row.words[4 * w], row.words[4 * w + 1], row.words[4 * w + 2],
-                                   row.words[4 * w + 3]);
-    }
-  }
-};
-
-// The thread's numbers of a tile, where they take no registers from pass to pass: no other thread
-// reads or writes them.
-struct KeptRows {
-  using Row = Eight<X, kTileThreads>;
-  using Words = uint4[kTurns][kEdge][Row::kWords][kTileThreads];
-
-  Words& words;
-
-  __device__ __forceinline__ Row at(int turn, int i) const {
-    return {&words[turn][i][0][threadIdx.x]};
-  }
-};
-
-// gamma or beta of the tile's columns: a thread fetches those that it reads, as others do.
-template <typename T>
-struct Parameter {
-  using Columns = Eight<T, 1>;
-  using Words = uint4[kTileCols / kEdge][Columns::kWords];
-
-  Words& words;
-
-  // `from`: of the tile's first column.
-  __device__ __forceinline__ void fetch(const T* __restrict__ from, int count) const {
-    const bool aligned = is_aligned<kEdge>(from);
-#pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int col = Place(turn).col;
-      const Columns to = {words[col / kEdge]};
-      if (aligned && col + kEdge <= count) {
-        to.fetch(from + col);
-      } else {
-        to.set(load_first<kEven, false>(from + col, count - col, false));
-      }
-    }
-  }
-  __device__ __forceinline__ Vector<T, kEdge> at(const Place& place) const {
-    return Columns{words[place.col / kEdge]}.get();
-  }
-};
 
 // Of a part of a row: `squares` of the distances from the part's own mean, or from 0 for RMSNorm.
 struct alignas(8) Sums {
@@ -99,6 +22,7 @@ struct StatisticsBuffers {
   alignas(16) Sums of_parts[kPartsAcross][kTileRows];
   Sums of_blocks[kCluster][kTileRows];
   alignas(16) float of_rows[kTileRows][2];  // mean, rstd
+  alignas(16) unsigned char sums_are_here[kBarrierBytes];
 };
 
 // Columns from `first` on, `width` at most.
@@ -178,8 +102,16 @@ __device__ __forceinline__ void sum_rows(const KeptRows& kept, int turn, int fir
 }
 
 // Before the tile is loaded: then nobody waits long until all blocks of the cluster have begun.
-__device__ __forceinline__ void start_statistics() {
-  if constexpr (kCluster > 1) cluster_arrive();
+__device__ __forceinline__ void start_statistics(StatisticsBuffers& shared) {
+  if constexpr (kCluster > 1) {
+    if (threadIdx.x == 0) {
+      const Shared barrier = shared_address(shared.sums_are_here);
+      barrier_init(barrier, 1);
+      barriers_visible();
+      barrier_arrive_expecting(barrier, kCluster * kTileRows * sizeof(Sums));
+    }
+    cluster_arrive();
+  }
 }
 
 // Makes shared.of_rows. All threads; a barrier of the block goes before others than the row's
@@ -198,18 +130,12 @@ __device__ __forceinline__ void find_statistics(const KeptRows& kept, const Tile
       shared.of_blocks[0][row] = own;
     } else {
       const Shared mine = shared_address(&shared.of_blocks[cluster_rank()][row]);
+      const Shared barrier = shared_address(shared.sums_are_here);
       for (unsigned to = 0; to < kCluster; ++to) {
-        store_to_rank(mine, to, own.sum, own.squares);
+        send_to_rank(mine, barrier, to, own.sum, own.squares);
       }
+      barrier_wait(barrier, 0);
     }
-  }
-  if constexpr (kCluster > 1) {
-    if (row / 32 * 32 < kTileRows) {  // warps that stored anything
-      cluster_publish();
-    } else {
-      cluster_arrive();
-    }
-    cluster_wait();
   }
   if (row < kTileRows) {
     const Sums all = merged<kCluster, kTileCols>(shared.of_blocks, row, 0);

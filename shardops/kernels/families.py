@@ -233,7 +233,7 @@ def _either(value: str, same: str) -> str:
 _NORM_OPTIONS = ("gamma_dtype", "add", "zero_centered_gamma")
 _QUANTIZED = ("scaling", "format", "layout")
 _LARGE = 1 << 13  # rows and columns of a product
-_OWN = ("norm_quantized", "norm_quantized_tiles")
+_OWN = ("norm_quantized", "norm_quantized_rows", "norm_quantized_tiles")
 
 # By the name that `use_kernels` knows the op by.
 FAMILIES = {

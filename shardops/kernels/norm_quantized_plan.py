@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from shardops.kernels.launch import MAX_GRID, Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
+from shardops.kernels.norm_quantized_rows import Rows, rows_choice, rows_launch
 from shardops.kernels.norm_quantized_tiles import (
     Tiles,
     tiles_after_statistics,
@@ -90,7 +91,7 @@ def row_geometry(problem: QuantizedNorm) -> RowGeometry | None:
 
 
 def quantized_forward_plan(
-    problem: QuantizedNorm, target: Target, geometry: RowGeometry | Tiles | None = None
+    problem: QuantizedNorm, target: Target, geometry: RowGeometry | Rows | Tiles | None = None
 ) -> QuantizedPlan | None:
     """Plans the launches; None where statistics cannot be found in registers.
 
@@ -103,6 +104,8 @@ def quantized_forward_plan(
         return QuantizedPlan(_rows(problem, geometry, 2 if written is None else 1))
     if geometry is None or written is None:
         return None
+    if isinstance(geometry, Rows):
+        return QuantizedPlan(rows_launch(norm, written, target, geometry))
     written = joined(written)
     if geometry.cluster:
         return QuantizedPlan(tiles_launch(norm, written, geometry), geometry.tile)
@@ -114,12 +117,15 @@ def quantized_forward_plan(
     return QuantizedPlan(main, geometry.tile, _rows(alone, rows, 0))
 
 
-def quantized_geometry(problem: QuantizedNorm, target: Target) -> RowGeometry | Tiles | None:
-    """Rows in registers where that is as fast or rows are short, else tiles."""
+def quantized_geometry(problem: QuantizedNorm, target: Target) -> RowGeometry | Rows | Tiles | None:
+    """Rows in turn, rows in registers, or tiles, whichever was fastest."""
     norm, written = problem.norm, problem.written
     rows = row_geometry(problem)
     if written is None:
         return rows
+    in_turn = rows_choice(norm, written, target)
+    if in_turn is not None:
+        return in_turn
     tiles = tiles_in_clusters(norm, written, target)
     if rows is not None:
         return tiles if tiles is not None and _tiles_are_faster(norm, written, target) else rows

@@ -136,4 +136,5 @@ def _shared_bytes(norm: NormProblem, written: QuantizeProblem, tile: Tiling, clu
         (1 if codes else 4) * row_blocks * (tile.rows if written.as_rows and codes else 1),
         (1 if codes else 4) * column_blocks * (tile.cols if written.as_columns and codes else 1),
     )
-    return kept + round_up(statistics, 16) + sum(round_up(part, 16) for part in parts)
+    barrier = 16
+    return kept + round_up(statistics, 16) + barrier + sum(round_up(part, 16) for part in parts)

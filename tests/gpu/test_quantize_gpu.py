@@ -126,41 +126,57 @@ def form_of(recipe, layout, role):
     return Form(quantizer.format, quantizer.mode, Blocks(layout, quantizer.block))
 
 
+def check_norm(rng, shape, kind, form, x_type, gamma_type, add, zero):
+    """Bits of the reference, given the kernel's own statistics; these against float64."""
+    x, residual = (rng.standard_normal(shape, np.float32).astype(x_type) for _ in range(2))
+    x[..., :1, 1] = np.inf
+    gamma = rng.standard_normal(shape[-1], np.float32).astype(gamma_type)
+    scale_inv = jnp.float32(0.013)
+    f = partial(
+        local_forward, kind=kind, beta=False, add=add, epsilon=1e-5,
+        zero_centered_gamma=zero, form=form, wide=False, kernel=True,
+    )  # fmt: skip
+    operands = [x, gamma, *([residual] if add else []), *([scale_inv] if form.given else [])]
+    *got, rstd = on("cuda", f, *operands)
+    mean = got.pop() if kind == "layer" else np.zeros_like(rstd)
+    h = x
+    if add:
+        h = (x.astype(np.float32) + residual.astype(np.float32)).astype(x_type)
+        assert bits(got.pop()) == bits(h)
+    with np.errstate(all="ignore"):
+        wide = h.astype(np.float64)
+        centre = wide.mean(-1) if kind == "layer" else 0 * wide[..., 0]
+        exact = 1 / np.sqrt(((wide - centre[..., None]) ** 2).mean(-1) + 1e-5)
+        np.testing.assert_allclose(rstd, exact, rtol=4e-6)
+        y = (h.astype(np.float32) - mean[..., None]) * rstd[..., None]
+        y = y * (gamma.astype(np.float32) + np.float32(zero))
+    given = (scale_inv,) if form.given else ()
+    want = on("cpu", lambda y, *s, form=form: quantized(y, *s, form=form), y, *given)
+    # Rows too long for the kernel of both take the norm's own, which may round once less.
+    check = check_close if shape[-1] > 32768 and x_type != jnp.float32 else check_same
+    check(got, want, (shape, x_type, add, zero))
+
+
 @pytest.mark.parametrize("kind, recipe, layout", NORM_CASES)
 def test_norms_quantise_their_float32_values(kind, recipe, layout, rng):
-    """Bits of the reference, given the kernel's own statistics; these against float64."""
     turn = NORM_CASES.index((kind, recipe, layout))
     for n, shape in enumerate(NORM_SHAPES):
         x_type, gamma_type = DTYPES[(n + turn) % 3], DTYPES[(n + turn // 3) % 3]
         add, zero = (n + turn) % 2 == 0, (n + turn) % 4 < 2
         form = form_of(recipe, layout, ROLES[2 * (turn % 2)])
-        x, residual = (rng.standard_normal(shape, np.float32).astype(x_type) for _ in range(2))
-        x[..., :1, 1] = np.inf
-        gamma = rng.standard_normal(shape[-1], np.float32).astype(gamma_type)
-        scale_inv = jnp.float32(0.013)
-        f = partial(
-            local_forward, kind=kind, beta=False, add=add, epsilon=1e-5,
-            zero_centered_gamma=zero, form=form, wide=False, kernel=True,
-        )  # fmt: skip
-        operands = [x, gamma, *([residual] if add else []), *([scale_inv] if form.given else [])]
-        *got, rstd = on("cuda", f, *operands)
-        mean = got.pop() if kind == "layer" else np.zeros_like(rstd)
-        h = x
-        if add:
-            h = (x.astype(np.float32) + residual.astype(np.float32)).astype(x_type)
-            assert bits(got.pop()) == bits(h)
-        with np.errstate(all="ignore"):
-            wide = h.astype(np.float64)
-            centre = wide.mean(-1) if kind == "layer" else 0 * wide[..., 0]
-            exact = 1 / np.sqrt(((wide - centre[..., None]) ** 2).mean(-1) + 1e-5)
-            np.testing.assert_allclose(rstd, exact, rtol=4e-6)
-            y = (h.astype(np.float32) - mean[..., None]) * rstd[..., None]
-            y = y * (gamma.astype(np.float32) + np.float32(zero))
-        given = (scale_inv,) if form.given else ()
-        want = on("cpu", lambda y, *s, form=form: quantized(y, *s, form=form), y, *given)
-        # Rows too long for the kernel of both take the norm's own, which may round once less.
-        check = check_close if shape[-1] > 32768 and x_type != jnp.float32 else check_same
-        check(got, want, (shape, x_type, add, zero))
+        check_norm(rng, shape, kind, form, x_type, gamma_type, add, zero)
+
+
+# More rows than a GPU has at once: of groups of lanes, of warps, of blocks, of clusters.
+MANY_ROWS = ((9001, 256), (5003, 1000), (1300, 4104), (301, 16384), (201, 32768), (150, 65536))
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "block", "mxfp8"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_quantise_many_rows(kind, recipe, rng):
+    for n, shape in enumerate(MANY_ROWS):
+        form = form_of(recipe, "rows", ROLES[0])
+        check_norm(rng, shape, kind, form, DTYPES[1], DTYPES[n % 3], False, n % 2 == 0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -91,13 +91,16 @@ inline void __syncwarp() {
   host::me().shuffles++;
   host::stop_at(host::kAtWarp);
 }
-inline float __shfl_xor_sync(unsigned, float value, int offset) {
+inline float __shfl_sync(unsigned, float value, int lane) {
   // Two buffers in turn: a fiber can be one shuffle ahead of its partner, never two.
   std::vector<float>& buffer = host::exchanged[host::me().shuffles++ % 2];
   const unsigned me = host::current;
   buffer[me] = value;
   host::stop_at(host::kAtWarp);
-  return buffer[me ^ static_cast<unsigned>(offset)];
+  return buffer[me / 32 * 32 + static_cast<unsigned>(lane)];
+}
+inline float __shfl_xor_sync(unsigned all, float value, int offset) {
+  return __shfl_sync(all, value, static_cast<int>(host::current % 32) ^ offset);
 }
 template <typename T>
 T __ldcs(const T* from) {

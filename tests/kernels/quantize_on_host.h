@@ -28,3 +28,6 @@ inline void raise_shared(int* largest, int value) {
 inline unsigned seen_so_far(const unsigned* largest) { return *largest; }
 inline void fetch_word(uint4* to, const void* from) { std::memcpy(to, from, sizeof(*to)); }
 inline void wait_for_words() {}
+inline void end_group_of_words() {}
+template <int kLeft>
+void wait_for_groups() {}

@@ -7,7 +7,9 @@ from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import (
     QuantizedNorm,
     quantized_forward_plan,
+    row_geometry,
 )
+from shardops.kernels.norm_quantized_rows import Rows
 from shardops.kernels.norm_quantized_tiles import Tiles
 from shardops.kernels.quantize_plan import QuantizeProblem, Tiling, joined
 from shardops.kernels.target import target_for
@@ -111,7 +113,46 @@ def test_rows_in_registers(case, scales, built, rng):
     norm = NormProblem(shape[0] * shape[1] * shape[2], shape[3], kind, x, gamma, beta, add, zero)
     format = FORMATS[len(case) % 2]
     written = QuantizeProblem(*shape, x, format, scales, amax=scales == "tensor")
-    check(norm, written, quantized_forward_plan(QuantizedNorm(norm, written), TARGET), built, rng)
+    problem = QuantizedNorm(norm, written)
+    geometry = row_geometry(problem)  # none where a block of odd rows lies in no warp: then tiles
+    plan = quantized_forward_plan(problem, TARGET, geometry)
+    assert (plan.tile is None) == (geometry is not None)
+    check(norm, written, plan, built, rng)
+
+
+# As above, with scales; the launch's shape; on a GPU of two multiprocessors, so that blocks have
+# several rows.
+IN_TURN = {
+    "a few rows a warp": (
+        ("layer", "bfloat16", "bfloat16", "float32", False, True), (3, 1, 7, 264), "tensor",
+        Rows(16, 8, 1, 2, open=True)),
+    "a warp a row": (
+        ("rms", "bfloat16", "float32", None, False, True), (1, 1, 19, 1000), "row128",
+        Rows(32, 4, 1, 2, open=True)),
+    "warps a row": (
+        ("layer", "bfloat16", "bfloat16", "bfloat16", False, False), (1, 1, 7, 2880), "row32",
+        Rows(96, 1, 1, 3)),
+    "many warps": (
+        ("layer", "float16", "bfloat16", "float32", True, False), (2, 1, 4, 2560), "row128",
+        Rows(160, 1, 1, 2)),
+    "cluster": (
+        ("layer", "bfloat16", "bfloat16", "bfloat16", False, False), (1, 1, 5, 4232), "tensor",
+        Rows(96, 1, 1, 2, cluster=2)),
+    "cluster, blocks": (
+        ("rms", "float32", "float16", None, True, False), (1, 1, 5, 1164), "row32",
+        Rows(64, 1, 1, 2, cluster=2, open=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IN_TURN)
+def test_rows_in_turn(case, built, rng):
+    (kind, x, gamma, beta, add, zero), shape, scales, rows = IN_TURN[case]
+    norm = NormProblem(shape[0] * shape[1] * shape[2], shape[3], kind, x, gamma, beta, add, zero)
+    format = FORMATS[len(case) % 2]
+    written = QuantizeProblem(*shape, x, format, scales, amax=scales == "tensor")
+    plan = quantized_forward_plan(QuantizedNorm(norm, written), target_for("sm_90", 2), rows)
+    assert plan.main.grid[0] < norm.rows
+    check(norm, written, plan, built, rng)
 
 
 BOTH, COLUMNS, ALONE = (True, True), (False, True), (True, False)

@@ -69,7 +69,7 @@ def test_quantised_norm_is_one_launch_of_x_as_it_is(op, recipe, layout):
         searched = [("quantize_magnitudes", 1), ("quantize_tiles", 2)]
         assert found == [("norm_quantized", operands), *searched]
     else:
-        name = "norm_quantized" + "_tiles" * (layout != "rows")
+        name = "norm_quantized" + "_tiles" * (layout != "rows")  # a residual: rows in registers
         assert found == [(name, operands + (recipe == "delayed"))]
         assert "384x256xf32" not in text
         assert "6x64x256xf32" not in text.split("@shardops_launch")[1]
@@ -90,20 +90,29 @@ def test_columns_of_blocks_that_no_cluster_holds_take_statistics_first():
     assert "8192xf32" not in text
 
 
-def test_rows_too_long_for_registers_take_the_norms_own_kernel():
-    quantizer = RECIPES["block"].quantizer()
-    text = lowered(
-        lambda x, gamma: so.rms_norm(x, gamma, quantizer=quantizer).detach(),
-        ((8, 65536), jnp.bfloat16),
-        ((65536,), jnp.bfloat16),
-    )
-    assert [name for name, *_ in launches(text)] == ["norm_forward_staged", "quantize_tiles"]
+@pytest.mark.parametrize(
+    ("op", "length", "found"),
+    [
+        ("layer_norm", 256, ["norm_quantized_rows"]),
+        ("rms_norm", 65536, ["norm_quantized_rows"]),
+        ("rms_norm", 262144, ["norm_forward_sums", "norm_forward_split", "quantize_tiles"]),
+    ],
+)
+def test_rows_alone_are_one_launch_unless_too_long_for_a_cluster(op, length, found):
+    quantizer = RECIPES["block" if length > 256 else "mxfp8"].quantizer()
+
+    def f(x, gamma):
+        beta = (gamma,) if op == "layer_norm" else ()
+        return getattr(so, op)(x, gamma, *beta, quantizer=quantizer).detach()
+
+    text = lowered(f, ((8, length), jnp.bfloat16), ((length,), jnp.bfloat16))
+    assert [name for name, *_ in launches(text)] == found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    ("op", "length"), [("rms_norm", 256), ("layer_norm", 256), ("rms_norm", 65536)]
+    ("op", "length"), [("rms_norm", 256), ("layer_norm", 256), ("rms_norm", 262144)]
 )
 def test_a_pack_has_every_kernel_of_a_quantised_norm(monkeypatch, op, length, recipe, layout):
     taken = []
