@@ -16,6 +16,14 @@
 #pragma once
 #include "row_part.cuh"
 
+// A warp that is done with a tile arrives once. Racecheck follows a barrier only from threads that
+// arrive themselves: for it, kernels are built so that every lane does.
+#ifdef EVERY_LANE_ARRIVES
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+
 // A stage, and the parity of the phase that its barriers are in when it is met.
 struct Cursor {
   int stage = 0;
@@ -61,7 +69,7 @@ class TileRing {
 #pragma unroll 1
       for (int s = 0; s < kStages; ++s) {
         barrier_init(full_ + s * kBarrierBytes, 1);
-        barrier_init(empty_ + s * kBarrierBytes, kWarps);
+        barrier_init(empty_ + s * kBarrierBytes, kWarps * kWarpArrivals);
       }
     }
   }
@@ -100,7 +108,8 @@ class TileRing {
       }
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty_ + out_.stage * kBarrierBytes);
+    if (threadIdx.x % (32 / kWarpArrivals) == 0)
+      barrier_arrive(empty_ + out_.stage * kBarrierBytes);
     out_.advance();
     // One tile late: by now the slowest warp is done with it as well.
     if (threadIdx.x == 0 && k > 0) serve(k - 1);
