@@ -43,6 +43,8 @@ class TileRing {
   static constexpr int kArray = (kTileRows * kChunk * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
   static constexpr int kStage = kLoads * kArray;
   static constexpr int kBarriers = 2 * kStages * kBarrierBytes;
+  // Two tiles are worked on at a time: of three, one would be on its way for half a step only.
+  static constexpr bool kAtOnce = (kStages == 2 || kStages == 3) && kStores == 0;
 
   // `barriers`: kBarriers bytes. `aligned`: from[] and the first kStores of to[] move as words.
   __device__ TileRing(Shared stages, Shared barriers, const T* const (&from)[kLoads],
@@ -111,8 +113,12 @@ class TileRing {
     if (threadIdx.x % (32 / kWarpArrivals) == 0)
       barrier_arrive(empty_ + out_.stage * kBarrierBytes);
     out_.advance();
-    // One tile late: by now the slowest warp is done with it as well.
-    if (threadIdx.x == 0 && k > 0) serve(k - 1);
+    if (threadIdx.x != 0) return;
+    if constexpr (kAtOnce) {
+      serve(k);
+    } else if (k > 0) {  // one tile late: by now the slowest warp is done with it as well
+      serve(k - 1);
+    }
   }
 
   // After the last release, all threads: the stages are free for other uses.
