@@ -56,6 +56,8 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
         if threads <= (512 if registers > 24 else 1024):
             rows_per_block = max(1, 128 // threads)
             resident = 768 if registers > 24 or _takes_more(problem, target) else 1024
+            if wide and problem.kind == "layer" and problem.vectors % threads:
+                resident = min(resident, 896)  # which thread owns the last vectors takes a few more
             if registers > 24 and problem.registers(problem.gamma) > 4:
                 resident = 512  # gamma and beta in float32 take more than the row
             resident //= (1 + problem.add) * threads * rows_per_block
