@@ -34,7 +34,7 @@ def norm_candidates(
 def _in_registers(problem: NormProblem, backward: bool) -> Iterator[Geometry]:
     """Rows read once into registers, by the kernels for every architecture."""
     row = problem.registers(problem.x)
-    for each in (1, 2, 3, 4, 5, 6, 8):
+    for each in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12):
         threads = -(-problem.vectors // each)
         if threads <= 32:
             threads = 1 << (threads - 1).bit_length()

@@ -1,20 +1,21 @@
 """Launches every kind of kernel on small arrays, for compute-sanitizer: scripts/sanitize.sh.
 
     python benchmarks/checked_launches.py kernels [--only norm|softmax|quantize|scales]
-        [--no-mbarriers]
+        [--every-lane]
     python benchmarks/checked_launches.py planted|gemm
 
 kernels: norms, softmax, quantisation and scales as JAX would launch them, but without XLA, which is
 slow under the sanitizer and packs its buffers into one allocation: here each array is one of its
 own, so an access past its end is seen. Plans are those of a GPU of few multiprocessors, whose
-blocks meet many tiles. Arrays hold NaN at first, and none may be left. --no-mbarriers: without the
-kernels that hand shared memory over by mbarriers, each of which racecheck takes for a race.
-planted: an array is too short, which the sanitizer has to find. gemm: small products through XLA,
-whose allocations are apart too.
+blocks meet many tiles. Arrays hold NaN at first, and none may be left. --every-lane: for racecheck,
+kernels that hand shared memory over by mbarriers are built so that each lane arrives at them
+(tiles.cuh); those that cannot be are left out. planted: an array is too short, which the sanitizer
+has to find. gemm: small products through XLA, whose allocations are apart too.
 """
 
 import argparse
 import ctypes
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,7 @@ from shardops.kernels.launch import Kernel
 from shardops.kernels.target import Target, target_for, use_target
 
 SM_COUNT = 4
+_EVERY_LANE = "EVERY_LANE_ARRIVES"
 WORD = 16  # bytes: kernels read the words that an array's first and last element lie in
 
 
@@ -74,7 +76,7 @@ class Launches:
         self.device, self.target = device, target
         self.arrays: list[DeviceArray] = []
         self.count = self.offset = 0
-        self.mbarriers = True
+        self.every_lane = False
         self.short = False  # the last array has one element
 
     def array(self, values: np.ndarray) -> DeviceArray:
@@ -86,7 +88,7 @@ class Launches:
         self, what, operands, results, scalars=(), layouts=None
     ) -> tuple[DeviceArray, ...]:
         kernel = what.kernel
-        launched = self.mbarriers or not has_mbarriers(kernel)
+        launched = not self.every_lane or can_be_followed(kernel)
         outputs = []
         for index, result in enumerate(results):
             blank = 0 if index in what.zeroed else np.nan if launched else 1
@@ -95,7 +97,8 @@ class Launches:
         if self.short:
             arrays[-1] = self.array(np.zeros(1, np.float32))
         if launched:
-            code = compile.cubin(kernel.file, kernel.name, kernel.constants, self.target.arch)
+            built = by_every_lane(kernel) if self.every_lane else kernel
+            code = compile.cubin(built.file, built.name, built.constants, self.target.arch)
             Call(self.device, what, code, arrays, scalars)()
             self.device.call("cuCtxSynchronize")
             self.count += 1
@@ -130,30 +133,38 @@ class Planned:
         pass
 
 
-def has_mbarriers(kernel: Kernel) -> bool:
-    """Whether it waits for one somewhere, beside the function that does."""
-    waits = compile.source_text(kernel.file, kernel.constants).count("barrier_wait(") > 1
+def can_be_followed(kernel: Kernel) -> bool:
+    """Whether racecheck can: it waits for no mbarriers, or for those of tiles.cuh."""
+    text = compile.source_text(kernel.file, kernel.constants)
+    if text.count("barrier_wait(") <= 1 or _EVERY_LANE in text:
+        return True
     # Softmax that keeps rows in registers waits in clusters alone, as do norms that quantise.
     constants = dict(kernel.constants)
-    in_registers = kernel.name in ("softmax_forward", "softmax_backward")
+    if kernel.name in ("softmax_forward", "softmax_backward"):
+        return constants["PARTS"] == 1
     quantises = kernel.name in ("norm_quantized_rows", "norm_quantized_tiles")
-    alone = constants["PARTS" if in_registers else "CLUSTER"] if in_registers or quantises else 0
-    return waits and alone != 1
+    return quantises and constants["CLUSTER"] == 1
 
 
-def kernels(only: str | None, mbarriers: bool) -> None:
+def by_every_lane(kernel: Kernel) -> Kernel:
+    return dataclasses.replace(kernel, constants=(*kernel.constants, (_EVERY_LANE, 1)))
+
+
+def kernels(only: str | None, every_lane: bool) -> None:
     target = target_for("sm_90", SM_COUNT)
     planned = Planned()
     run_all(planned, target, only)
-    wanted = [kernel for kernel in planned.kernels if mbarriers or not has_mbarriers(kernel)]
+    wanted = list(planned.kernels)
+    if every_lane:
+        wanted = [by_every_lane(kernel) for kernel in wanted if can_be_followed(kernel)]
     compile_all(wanted, target.arch)  # into the cache on disk
     launches = Launches(Device(), target)
-    launches.mbarriers = mbarriers
+    launches.every_lane = every_lane
     run_all(launches, target, only)
     left_out = len(planned.kernels) - len(wanted)
     print(
         f"checked_launches: {launches.count} launches of {len(wanted)} kernels, every result "
-        f"written{f'; {left_out} with mbarriers left out' if left_out else ''}"
+        f"written{f'; {left_out} left out' if left_out else ''}"
     )
 
 
@@ -203,10 +214,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("kernels", "planted", "gemm"))
     parser.add_argument("--only", choices=tuple(CASES))
-    parser.add_argument("--no-mbarriers", dest="mbarriers", action="store_false")
+    parser.add_argument("--every-lane", action="store_true")
     options = parser.parse_args(arguments)
     if options.what == "kernels":
-        kernels(options.only, options.mbarriers)
+        kernels(options.only, options.every_lane)
     else:
         {"planted": planted, "gemm": gemm}[options.what]()
     return 0

@@ -21,6 +21,7 @@ from shardops.kernels.launch import Launch
 _MAX_DYNAMIC_SHARED = 8
 _NON_PORTABLE_CLUSTER = 14
 _CLUSTER_DIMENSION = 4
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PORTABLE_CLUSTER = 8
 _NON_BLOCKING = 1
 _RELAXED_CAPTURE = 2
@@ -156,15 +157,21 @@ class Call:
             for v in self._values
         ]
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._cluster = _Attribute(id=_CLUSTER_DIMENSION)
-        self._cluster.value[:3] = launch.cluster
+        found = []
+        if launch.cluster != (1, 1, 1):
+            found.append(_Attribute(id=_CLUSTER_DIMENSION))
+            found[-1].value[:3] = launch.cluster
+        if launch.early:
+            found.append(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION))
+            found[-1].value[0] = 1
+        self._attributes = (_Attribute * len(found))(*found)
         self._config = _Config(
             (ctypes.c_uint * 3)(*launch.grid),
             (ctypes.c_uint * 3)(*launch.block),
             launch.shared_bytes,
             device.stream,
-            ctypes.pointer(self._cluster),
-            int(launch.cluster != (1, 1, 1)),
+            self._attributes,
+            len(found),
         )
 
     def __call__(self) -> None:

@@ -28,7 +28,10 @@ enum class FunctionAttribute : uint32_t {
   kNonPortableClusterSizeAllowed = 14,
 };
 
-enum class LaunchAttributeId : uint32_t { kClusterDimension = 4 };
+enum class LaunchAttributeId : uint32_t {
+  kClusterDimension = 4,
+  kProgrammaticStreamSerialization = 6,
+};
 
 enum class CaptureMode : uint32_t { kRelaxed = 2 };
 
@@ -42,6 +45,7 @@ struct LaunchAttribute {
     struct {
       unsigned x, y, z;
     } cluster;
+    int allowed;  // of programmatic stream serialization
   } value;
 };
 

@@ -182,6 +182,9 @@ ffi::Error Kernel::Check() const {
     return InvalidAttribute(kOp, "shared_bytes", spec_.shared_bytes,
                             "0 to " + std::to_string(kMaxSharedBytes));
   }
+  if (spec_.early != 0 && spec_.early != 1) {
+    return InvalidAttribute(kOp, "early", spec_.early, "0 or 1");
+  }
   int64_t total = 0;
   for (int64_t size : spec_.sizes) {
     if (size < 1 || size > kMaxScalarBytes) {
@@ -248,9 +251,18 @@ ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<void
   for (size_t offset : offsets_) parameters.push_back(&scalars_[offset]);
 
   auto dim = [](int64_t d) { return static_cast<unsigned>(d); };
-  cu::LaunchAttribute cluster = {};
-  cluster.id = cu::LaunchAttributeId::kClusterDimension;
-  cluster.value.cluster = {dim(spec_.cluster[0]), dim(spec_.cluster[1]), dim(spec_.cluster[2])};
+  cu::LaunchAttribute attributes[2] = {};
+  unsigned attribute_count = 0;
+  if (Product(spec_.cluster) > 1) {
+    cu::LaunchAttribute& a = attributes[attribute_count++];
+    a.id = cu::LaunchAttributeId::kClusterDimension;
+    a.value.cluster = {dim(spec_.cluster[0]), dim(spec_.cluster[1]), dim(spec_.cluster[2])};
+  }
+  if (spec_.early) {
+    cu::LaunchAttribute& a = attributes[attribute_count++];
+    a.id = cu::LaunchAttributeId::kProgrammaticStreamSerialization;
+    a.value.allowed = 1;
+  }
   cu::LaunchConfig config = {};
   config.grid_x = dim(spec_.grid[0]);
   config.grid_y = dim(spec_.grid[1]);
@@ -260,8 +272,8 @@ ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<void
   config.block_z = dim(spec_.block[2]);
   config.shared_bytes = static_cast<unsigned>(spec_.shared_bytes);
   config.stream = stream;
-  config.attributes = &cluster;
-  config.attribute_count = Product(spec_.cluster) > 1 ? 1 : 0;
+  config.attributes = attributes;
+  config.attribute_count = attribute_count;
   cu::Result result = driver.functions().LaunchKernelEx(
       &config, functions_[ordinal].load(std::memory_order_acquire), parameters.data(), nullptr);
   if (result != cu::Result::kSuccess) {

@@ -10,6 +10,8 @@
 //   scalars       uint8[]   scalar arguments, packed
 //   sizes         int64[]   the size of each, in bytes
 //   zeroed        int64[]   indices of results that are set to zero first, on the stream
+//   early         int64     1: it may start before what precedes it on the stream has ended, since
+//                           the kernel waits for that itself; may be left out
 // Kernel parameters, in order: operand addresses, result addresses, scalars.
 //
 // Stages. instantiate checks the attributes and loads the code, once a process for each distinct
@@ -53,6 +55,9 @@ class Reader {
   void String(const char* name, std::string& out) {
     if (auto value = Get<std::string_view>(name, "a string")) out = std::string(*value);
   }
+  void OptionalInteger(const char* name, int64_t& out) {
+    if (attributes_.contains(name)) Integer(name, out);
+  }
   const std::optional<ffi::Error>& error() const { return error_; }
 
  private:
@@ -88,6 +93,7 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
   reader.Array("scalars", spec.scalars);
   reader.Array("sizes", spec.sizes);
   reader.Array("zeroed", spec.zeroed);
+  reader.OptionalInteger("early", spec.early);  // programs of older versions have none
   if (reader.error()) return ffi::Unexpected(*reader.error());
   spec.cubin.assign(cubin.begin(), cubin.end());
   return Kernel::Make(spec);

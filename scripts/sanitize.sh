@@ -50,8 +50,8 @@ check() {
 
 only=(${ONLY:+--only "$ONLY"})
 check memcheck kernels "${only[@]}"
-# Racecheck does not follow the mbarriers of PTX: it takes each handover for a race.
-check racecheck kernels --no-mbarriers "${only[@]}"
+# Racecheck follows mbarriers from the threads that arrive, not from those a warp's one lane speaks for.
+check racecheck kernels --every-lane "${only[@]}"
 if "$python" -c 'import shardops._core' 2>/dev/null; then
   check memcheck gemm
 else

@@ -57,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       wx += sums[2 * (row * kParts + p)];
       w += sums[2 * (row * kParts + p) + 1];
     }
-    wx = sum_lanes<kLanes>(wx) / kCols;
-    w = LAYER ? sum_lanes<kLanes>(w) / kCols : 0.0f;
+    wx = sum_lanes<kLanes>(wx) * (1.0f / kCols);
+    w = LAYER ? sum_lanes<kLanes>(w) * (1.0f / kCols) : 0.0f;
     if (lane != 0 || row < 0) return;
 #if LAYER
     statistics[slot] = {mean[row], rstd[row], wx, w};

@@ -7,6 +7,10 @@
 // j, j + TILE_ROWS, ... of column i, BATCH of them on their way at once, then column i's TILE_ROWS
 // sums are added up pairwise in shared memory. blockIdx.y picks dgamma or dbeta. A fixed order: the
 // same bits every run.
+//
+// It may start while the backward kernel still runs, and waits for that here.
+#include "ptx.cuh"
+
 constexpr int kCols = COLS;
 constexpr int kTileCols = TILE_COLS;
 constexpr int kTileRows = TILE_ROWS;
@@ -19,6 +23,7 @@ extern "C" __global__ void __launch_bounds__(kTileCols* kTileRows)
                 float* __restrict__ dbeta,
 #endif
                 int blocks) {
+  wait_for_launches_before();
   __shared__ float tile[kTileRows][kTileCols];
   const long long column = static_cast<long long>(blockIdx.x) * kTileCols + threadIdx.x;
   const bool active = column < kCols;

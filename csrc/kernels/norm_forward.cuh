@@ -8,12 +8,8 @@
 // Layout: x, add, y, h [rows, COLS] row-major; gamma, beta [COLS]; mean, rstd [rows] float32.
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row; the grid strides
 // over rows. A thread reads its vectors of the row once, keeps them, and writes the same places.
-#include "elements.cuh"
+#include "norm_values.cuh"
 #include "reduce.cuh"
-
-using X = ElementOf<X_TYPE>::Type;
-using Gamma = ElementOf<GAMMA_TYPE>::Type;
-using Beta = ElementOf<BETA_TYPE>::Type;
 
 constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
@@ -143,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     statistics(sums);
     const float squares = sums[0];
 #endif
-    const float rstd = 1.0f / sqrtf(squares / kCols + epsilon);
+    const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
 
     if (active && threadIdx.x == 0) {
 #if LAYER

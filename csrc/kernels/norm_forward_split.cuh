@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     all = merged_lanes<kLanes>(all);
     if (lane != 0 || row < 0) return;
     means[slot] = all.mean;
-    rstds[slot] = 1.0f / sqrtf(all.squares / kCols + epsilon);
+    rstds[slot] = 1.0f / sqrtf(all.squares * (1.0f / kCols) + epsilon);
     if (!columns.is_first_block()) return;
 #if LAYER
     mean_out[row] = all.mean;

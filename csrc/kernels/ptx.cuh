@@ -21,6 +21,14 @@ __device__ __forceinline__ unsigned bf16x2_from_floats(float low, float high) {
   return bits;
 }
 
+// Returns once all launches before this one on the stream have ended and what they wrote is there:
+// for launches that start early, which there are from sm_90 on. In others it costs nothing.
+__device__ __forceinline__ void wait_for_launches_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Hides from the compiler where a register's value came from, so that it computes again what was
 // computed from it before. Without this it keeps unpacked copies of packed rows alive across a
 // reduction, which costs twice the registers.

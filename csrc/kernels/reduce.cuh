@@ -72,7 +72,7 @@ struct RowMoments {
 
   __device__ explicit RowMoments(Buffers& shared) : buffers(shared), turn(0) {}
 
-  // Elements of the row that a warp owns.
+  // Elements of the row that a warp owns, and one of them as a share.
   static __device__ constexpr float count(int warp) {
     int vectors = 0;
     for (int first = warp * 32; first < kVectors; first += kThreads) {
@@ -80,6 +80,7 @@ struct RowMoments {
     }
     return static_cast<float>(vectors * kLength);
   }
+  static __device__ constexpr float share(int warp) { return 1.0f / count(warp); }
 
   // `sum` is the thread's own; `squares_about(m)` its sum of (value - m)^2. Every thread of the
   // block must call this.
@@ -88,14 +89,14 @@ struct RowMoments {
                                              float& squares) {
     sum = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum);
     if constexpr (kThreads <= 32) {
-      mean = sum / kCols;
+      mean = sum * (1.0f / kCols);
       squares = sum_lanes<kThreads>(squares_about(mean));
     } else {
       const int lane = threadIdx.x % 32;
       const int warp = threadIdx.x / 32;
       auto& shared = buffers.values[turn][threadIdx.y];
       turn ^= 1;
-      squares = sum_lanes<32>(squares_about(sum / count(warp)));
+      squares = sum_lanes<32>(squares_about(sum * share_of(warp)));
       if (lane == 0) {
         shared[0][warp] = sum;
         shared[1][warp] = squares;
@@ -105,21 +106,44 @@ struct RowMoments {
         sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) sum += shared[0][w];
-        mean = sum / kCols;
+        mean = sum * (1.0f / kCols);
         squares = 0.0f;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) squares += squares_of_warp(shared, w, mean);
+        for (int w = 0; w < kWarps; ++w) {
+          squares += squares_of_warp(shared, w, count(w), share(w), mean);
+        }
       } else {
-        mean = sum_lanes<32>(lane < kWarps ? shared[0][lane] : 0.0f) / kCols;
-        squares = sum_lanes<32>(lane < kWarps ? squares_of_warp(shared, lane, mean) : 0.0f);
+        const bool reads = lane < kWarps;
+        mean = sum_lanes<32>(reads ? shared[0][lane] : 0.0f) * (1.0f / kCols);
+        const float own = count_of(lane);
+        squares =
+            sum_lanes<32>(reads ? squares_of_warp(shared, lane, own, share_of(lane), mean) : 0.0f);
       }
     }
   }
 
  private:
+  // Warps before kFullWarps own as many vectors as the first, one may own a part of the last turn,
+  // and the rest own a turn less: no division while a kernel runs.
+  static constexpr int kLastTurn = kVectors % kThreads;
+  static constexpr int kFullWarps = kLastTurn / 32;
+  template <typename Of>
+  static __device__ __forceinline__ float of_warp(int warp, const Of& of) {
+    if constexpr (kLastTurn == 0) return of(0);
+    const float last = kLastTurn % 32 != 0 && warp == kFullWarps ? of(kFullWarps) : of(kWarps - 1);
+    return warp < kFullWarps ? of(0) : last;
+  }
+  static __device__ __forceinline__ float count_of(int warp) {
+    return of_warp(warp, [](int w) { return count(w); });
+  }
+  static __device__ __forceinline__ float share_of(int warp) {
+    return of_warp(warp, [](int w) { return share(w); });
+  }
+
   static __device__ __forceinline__ float squares_of_warp(const float (&shared)[2][padded(kWarps)],
-                                                          int warp, float mean) {
-    const float distance = shared[0][warp] / count(warp) - mean;
-    return shared[1][warp] + count(warp) * distance * distance;
+                                                          int warp, float owned, float share,
+                                                          float mean) {
+    const float distance = shared[0][warp] * share - mean;
+    return shared[1][warp] + owned * distance * distance;
   }
 };

@@ -16,6 +16,14 @@
 #pragma once
 #include "row_part.cuh"
 
+// A warp that is done with a tile arrives once. Racecheck follows a barrier only from threads that
+// arrive themselves: for it, kernels are built so that every lane does.
+#ifdef EVERY_LANE_ARRIVES
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+
 // A stage, and the parity of the phase that its barriers are in when it is met.
 struct Cursor {
   int stage = 0;
@@ -35,6 +43,8 @@ class TileRing {
   static constexpr int kArray = (kTileRows * kChunk * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
   static constexpr int kStage = kLoads * kArray;
   static constexpr int kBarriers = 2 * kStages * kBarrierBytes;
+  // Two tiles are worked on at a time: of three, one would be on its way for half a step only.
+  static constexpr bool kAtOnce = (kStages == 2 || kStages == 3) && kStores == 0;
 
   // `barriers`: kBarriers bytes. `aligned`: from[] and the first kStores of to[] move as words.
   __device__ TileRing(Shared stages, Shared barriers, const T* const (&from)[kLoads],
@@ -61,7 +71,7 @@ class TileRing {
 #pragma unroll 1
       for (int s = 0; s < kStages; ++s) {
         barrier_init(full_ + s * kBarrierBytes, 1);
-        barrier_init(empty_ + s * kBarrierBytes, kWarps);
+        barrier_init(empty_ + s * kBarrierBytes, kWarps * kWarpArrivals);
       }
     }
   }
@@ -100,10 +110,15 @@ class TileRing {
       }
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty_ + out_.stage * kBarrierBytes);
+    if (threadIdx.x % (32 / kWarpArrivals) == 0)
+      barrier_arrive(empty_ + out_.stage * kBarrierBytes);
     out_.advance();
-    // One tile late: by now the slowest warp is done with it as well.
-    if (threadIdx.x == 0 && k > 0) serve(k - 1);
+    if (threadIdx.x != 0) return;
+    if constexpr (kAtOnce) {
+      serve(k);
+    } else if (k > 0) {  // one tile late: by now the slowest warp is done with it as well
+      serve(k - 1);
+    }
   }
 
   // After the last release, all threads: the stages are free for other uses.

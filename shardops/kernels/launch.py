@@ -38,6 +38,8 @@ class Launch:
     Args:
       shared_bytes: dynamic shared memory of a block.
       zeroed: indices of results that are set to zero before the launch.
+      early: it may start before what precedes it on the stream has ended; its kernel waits for that
+        before it reads or writes. Of sm_90 and newer.
     """
 
     kernel: Kernel
@@ -46,6 +48,7 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     zeroed: tuple[int, ...] = ()
+    early: bool = False
 
 
 def begin(launches: Sequence[Launch]) -> None:
@@ -82,5 +85,6 @@ def call(
         scalars=np.frombuffer(packed, np.uint8),
         sizes=np.array([scalar.nbytes for scalar in scalars], np.int64),
         zeroed=np.array(launch.zeroed, np.int64),
+        early=np.int64(launch.early),
     )
     return tuple(outputs)

@@ -5,6 +5,7 @@ take the kernels that read them once. On sm_90 and newer, rows stream through sh
 (norm_staged.py) where that is faster. The longest take two launches (norm_split.py).
 """
 
+import math
 from dataclasses import dataclass
 
 from shardops.kernels import norm_registers, norm_split, norm_staged_choice, tuned
@@ -69,10 +70,11 @@ def backward_plan(
         main, groups = norm_split.split_results(problem, target, geometry, "backward")
         workspace = (problem.sums, groups, problem.cols)
         sums = norm_split.split_sums(problem, geometry, "backward")
-        return BackwardPlan(main, _finish_few(problem), workspace, sums)
+        return BackwardPlan(main, _finish_few(problem, target), workspace, sums)
     if isinstance(geometry, Staged):
         main, partials = staged_backward(problem, target, geometry)
-        return BackwardPlan(main, _finish(problem, target), (problem.sums, partials, problem.cols))
+        finish = _finish(problem, target, geometry.min_blocks / geometry.cluster)
+        return BackwardPlan(main, finish, (problem.sums, partials, problem.cols))
     grid = min(_blocks(problem, geometry), target.sm_count * geometry.min_blocks)
     own = (("PREFETCH", int(geometry.prefetch)), ("HOLD_GAMMA", int(geometry.hold_gamma)))
     main = Launch(
@@ -80,7 +82,8 @@ def backward_plan(
         (grid, 1, 1),
         (geometry.threads_per_row, geometry.rows_per_block, 1),
     )
-    return BackwardPlan(main, _finish(problem, target), (problem.sums, grid, problem.cols))
+    finish = _finish(problem, target, geometry.min_blocks)
+    return BackwardPlan(main, finish, (problem.sums, grid, problem.cols))
 
 
 def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged | Split:
@@ -117,12 +120,14 @@ def _measured(problem: NormProblem, target: Target, direction: str) -> Geometry 
     return found
 
 
-def _finish(problem: NormProblem, target: Target) -> Launch:
+def _finish(problem: NormProblem, target: Target, partials_per_sm: float) -> Launch:
     """Narrow tiles where wide ones would leave multiprocessors idle; 8 floats are one sector.
 
-    256 threads, and one batch of loads for as many rows of partials as a large GPU has
-    multiprocessors: the loads' latency, paid once, is most of the time.
+    256 threads, and one batch of loads for the rows of partials that a large GPU writes, or one for
+    each of its multiprocessors if that is fewer: the loads' latency, paid once, is most of the
+    time.
     """
+    at_once = math.ceil(_PARTIALS_AT_ONCE * min(1, partials_per_sm))
     tile = 32
     while tile > 8 and -(-problem.cols // tile) < target.sm_count:
         tile //= 2
@@ -132,16 +137,17 @@ def _finish(problem: NormProblem, target: Target) -> Launch:
         ("HAS_BETA", problem.sums - 1),
         ("TILE_COLS", tile),
         ("TILE_ROWS", tile_rows),
-        ("BATCH", -(-_PARTIALS_AT_ONCE // tile_rows)),
+        ("BATCH", -(-at_once // tile_rows)),
     )
     return Launch(
         Kernel("norm_finish.cuh", "norm_finish", constants),
         (-(-problem.cols // tile), problem.sums, 1),
         (tile, tile_rows, 1),
+        early=target.early_launches,
     )
 
 
-def _finish_few(problem: NormProblem) -> Launch:
+def _finish_few(problem: NormProblem, target: Target) -> Launch:
     """For a few long rows of partials."""
     constants = (
         ("COLS", problem.cols),
@@ -154,6 +160,7 @@ def _finish_few(problem: NormProblem) -> Launch:
         Kernel("norm_finish.cuh", "norm_finish", constants),
         (-(-problem.cols // 256), problem.sums, 1),
         (256, 1, 1),
+        early=target.early_launches,
     )
 
 

@@ -31,11 +31,19 @@ class Target:
 
         The portable most is 8; data-centre GPUs, below compute capability 12.0, have 16.
         """
-        number = self.arch.removeprefix("sm_")
-        capability = int(number) if number.isdigit() else 0
-        if capability < 90:
+        if self._capability < 90:
             return 1
-        return 16 if capability < 120 else 8
+        return 16 if self._capability < 120 else 8
+
+    @property
+    def early_launches(self) -> bool:
+        """Whether a launch may start before what precedes it on the stream has ended."""
+        return self._capability >= 90
+
+    @property
+    def _capability(self) -> int:
+        number = self.arch.removeprefix("sm_")
+        return int(number) if number.isdigit() else 0
 
 
 # (shared_bytes, threads_per_sm) by compute capability: CUDA C++ Programming Guide, table

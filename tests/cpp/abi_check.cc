@@ -69,6 +69,8 @@ CHECK_VALUE(cu::FunctionAttribute::kNonPortableClusterSizeAllowed,
 CHECK_VALUE(cu::CaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
 CHECK_VALUE(cu::StreamFlags::kNonBlocking, CU_STREAM_NON_BLOCKING);
 CHECK_VALUE(cu::LaunchAttributeId::kClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+CHECK_VALUE(cu::LaunchAttributeId::kProgrammaticStreamSerialization,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 
 static_assert(sizeof(cu::LaunchAttribute) == sizeof(CUlaunchAttribute));
 static_assert(sizeof(cu::LaunchAttribute::value) == sizeof(CUlaunchAttributeValue));
@@ -79,6 +81,8 @@ CHECK_VALUE(offsetof(cu::LaunchAttribute, value.cluster.y),
             offsetof(CUlaunchAttribute, value.clusterDim.y));
 CHECK_VALUE(offsetof(cu::LaunchAttribute, value.cluster.z),
             offsetof(CUlaunchAttribute, value.clusterDim.z));
+CHECK_VALUE(offsetof(cu::LaunchAttribute, value.allowed),
+            offsetof(CUlaunchAttribute, value.programmaticStreamSerializationAllowed));
 
 static_assert(sizeof(cu::LaunchConfig) == sizeof(CUlaunchConfig));
 CHECK_VALUE(offsetof(cu::LaunchConfig, grid_x), offsetof(CUlaunchConfig, gridDimX));

@@ -29,6 +29,7 @@ constexpr cu::Result kOk = cu::Result::kSuccess;
 constexpr int kDevices = 2;
 
 std::atomic<int64_t> libraries{0}, kernels{0}, memsets{0}, launches{0};
+std::atomic<int64_t> early_launches{0};
 thread_local std::vector<int> current;  // stack of devices
 thread_local bool capturing = false;
 std::atomic<int> captures{0};  // threads that capture, each for all threads
@@ -53,6 +54,7 @@ void Shape(const cu::LaunchConfig& c, void** p) {
   auto* out = Read<int32_t*>(p, 0);
   unsigned cluster[3] = {1, 1, 1};
   for (unsigned i = 0; i < c.attribute_count; ++i) {
+    if (c.attributes[i].id != cu::LaunchAttributeId::kClusterDimension) continue;
     const auto& xyz = c.attributes[i].value.cluster;
     cluster[0] = xyz.x, cluster[1] = xyz.y, cluster[2] = xyz.z;
   }
@@ -105,7 +107,9 @@ void fake_cuda_capture(bool on) {
 bool fake_cuda_any_capture() { return captures > 0; }
 bool fake_cuda_capturing() { return capturing; }
 int fake_cuda_current_device() { return current.empty() ? -1 : current.back(); }
-FakeCudaCounters fake_cuda_counters() { return {libraries, kernels, memsets, launches}; }
+FakeCudaCounters fake_cuda_counters() {
+  return {libraries, kernels, memsets, launches, early_launches};
+}
 
 cu::Result cuInit(unsigned flags) { return flags == 0 ? kOk : Code(kInvalidValue); }
 
@@ -212,8 +216,13 @@ cu::Result cuLaunchKernelEx(const cu::LaunchConfig* config, cu::Function functio
   unsigned cluster = 1;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     const cu::LaunchAttribute& a = config->attributes[i];
-    if (a.id != cu::LaunchAttributeId::kClusterDimension) return Code(kInvalidValue);
-    cluster = a.value.cluster.x * a.value.cluster.y * a.value.cluster.z;
+    if (a.id == cu::LaunchAttributeId::kClusterDimension) {
+      cluster = a.value.cluster.x * a.value.cluster.y * a.value.cluster.z;
+    } else if (a.id == cu::LaunchAttributeId::kProgrammaticStreamSerialization) {
+      early_launches += a.value.allowed;
+    } else {
+      return Code(kInvalidValue);
+    }
   }
   {
     std::lock_guard<std::mutex> lock(mutex);

@@ -91,6 +91,16 @@ void TestShapes() {
   CHECK(ShapeOf(spec, 1)[9] == 200 << 10, "each device has limits of its own");
 }
 
+void TestEarly() {
+  LaunchSpec spec = Spec("shape");
+  spec.cluster = {1, 1, 1};
+  const int64_t before = fake_cuda_counters().early_launches;
+  ShapeOf(spec);
+  CHECK(fake_cuda_counters().early_launches == before, "none unless the call asks for it");
+  spec.early = 1, spec.grid = {4, 1, 1}, spec.cluster = {2, 1, 1};
+  CHECK(ShapeOf(spec)[6] == 2 && fake_cuda_counters().early_launches == before + 1);
+}
+
 void TestCache() {
   const LaunchSpec spec = Spec("shape", "FAKE: shape, of the cache test");
   const FakeCudaCounters before = fake_cuda_counters();
@@ -132,6 +142,7 @@ void TestErrors() {
            Case{message([](auto& s) { s.cluster = {4, 8, 1}; }), "no more than 16 blocks in all"},
            Case{message([](auto& s) { s.cluster = {2, 1, 1}; }), "a multiple of the cluster (2,"},
            Case{message([](auto& s) { s.shared_bytes = -1; }), "'shared_bytes' is -1; expected 0"},
+           Case{message([](auto& s) { s.early = 2; }), "'early' is 2; expected 0 or 1"},
            Case{message([](auto& s) { s.sizes = {4}; }), "'scalars' is 8 bytes long; expected 4"},
            Case{message([](auto& s) { s.sizes = {8, 0}; }), "'sizes' is 0; expected 1 to"},
            Case{message([](auto& s) { s.name = "none"; }), "has no kernel 'none'."},
@@ -193,6 +204,8 @@ int main(int argc, char** argv) {
   if (only != "threads") {
     TestParameters();
     TestShapes();
+    TestEarly();
+    TestEarly();
     TestCache();
     TestCapture();
     TestErrors();
