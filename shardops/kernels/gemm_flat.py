@@ -67,7 +67,7 @@ def flat_plan(problem: FlatProblem, target: Target) -> Launch:
     p = problem
     shortest = LONGEST if p.rhs_turned else 16
     depth = max(shortest, 1 << (p.k - 1).bit_length())
-    groups = 2 if depth == LONGEST else 3  # of more the registers do not hold the rows
+    groups = 2 if depth == LONGEST else 3  # which are the fastest
     shared = _CONTROL + _STAGES * depth * _COLS * 2 + 4 * groups * _OWN
     constants = (
         ("X_TYPE", TYPE_CODES[p.x]),
