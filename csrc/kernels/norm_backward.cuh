@@ -168,14 +168,14 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     }
 #if LAYER
     sum_over_row(sums);
-    const float mean_w = sums[1] * (1.0f / kCols);
+    const float mean_w = sums[1] / kCols;
 #else
     float only[1] = {sums[0]};
     sum_over_row(only);
     sums[0] = only[0];
     const float mean_w = 0.0f;
 #endif
-    const float mean_wx = sums[0] * (1.0f / kCols);
+    const float mean_wx = sums[0] / kCols;
 
     Vector<X, kLength> result[kCount];
 #pragma unroll

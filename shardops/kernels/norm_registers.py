@@ -24,6 +24,9 @@ class Geometry:
     hold_gamma: bool = False
 
 
+_TAKES_A_FEW_MORE = ("sm_100", "sm_103")  # registers, as their ptxas has it
+
+
 def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
     """As few threads a row as reach the memory's speed: 32 to 64 bytes each, more where LayerNorm
     sums twice and short rows fit a warp.
@@ -56,8 +59,10 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
         if threads <= (512 if registers > 24 else 1024):
             rows_per_block = max(1, 128 // threads)
             resident = 768 if registers > 24 or _takes_more(problem, target) else 1024
-            if wide and problem.kind == "layer" and problem.vectors % threads:
-                resident = min(resident, 896)  # which thread owns the last vectors takes a few more
+            # To know which threads own the last vectors takes a few registers.
+            crowded = problem.vectors % threads or target.arch in _TAKES_A_FEW_MORE
+            if wide and problem.kind == "layer" and crowded:
+                resident = min(resident, 896)
             if registers > 24 and problem.registers(problem.gamma) > 4:
                 resident = 512  # gamma and beta in float32 take more than the row
             resident //= (1 + problem.add) * threads * rows_per_block
@@ -107,7 +112,7 @@ def _resident(
     """Fills a multiprocessor with as many blocks as registers and threads allow; 0 if not one."""
     per_thread = -(-problem.vectors // threads)
     needed = _held_registers(problem, per_thread, prefetch, hold_gamma)
-    needed += 8 * (target.arch in ("sm_100", "sm_103"))  # whose ptxas takes a few more
+    needed += 8 * (target.arch in _TAKES_A_FEW_MORE)
     needed += (16 + 16 * problem.add) * _takes_more(problem, target)
     # Unpacked rows need little beside what the source says.
     packed = problem.x != "float32" and problem.vector > 1
