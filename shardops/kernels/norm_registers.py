@@ -59,13 +59,10 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
         if threads <= (512 if registers > 24 else 1024):
             rows_per_block = max(1, 128 // threads)
             resident = 768 if registers > 24 or _takes_more(problem, target) else 1024
-            ragged_end = problem.vectors % threads != 0
-            if (
-                wide
-                and problem.kind == "layer"
-                and (ragged_end or target.arch in _TAKES_A_FEW_MORE)
-            ):
-                resident = min(resident, 896)  # to know who owns the last vectors takes a few more
+            # To know which threads own the last vectors takes a few registers.
+            crowded = problem.vectors % threads or target.arch in _TAKES_A_FEW_MORE
+            if wide and problem.kind == "layer" and crowded:
+                resident = min(resident, 896)
             if registers > 24 and problem.registers(problem.gamma) > 4:
                 resident = 512  # gamma and beta in float32 take more than the row
             resident //= (1 + problem.add) * threads * rows_per_block
