@@ -38,8 +38,11 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
     if wide and problem.vectors <= 256 and problem.kind == "layer":
         threads = min(32, max(1, 1 << (-(-problem.vectors // 4) - 1).bit_length()))
         threads = 16 if threads == 8 and problem.vectors > 16 else threads
-        rows = 128 // threads
-        return Geometry(threads, rows, 8 if problem.vectors <= 128 else 4)
+        resident = 512
+        if problem.vectors <= 128:
+            most = 768 if problem.registers(problem.gamma) > 4 else 1024
+            resident = min(most, _layer_norm_threads(problem, target, threads, 16))
+        return Geometry(threads, 128 // threads, resident // 128)
     if problem.vectors <= 64 and wide:
         threads = 1 << (-(-problem.vectors // 2) - 1).bit_length()
         return Geometry(threads, max(1, 128 // threads), 8)
@@ -59,15 +62,26 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
         if threads <= (512 if registers > 24 else 1024):
             rows_per_block = max(1, 128 // threads)
             resident = 768 if registers > 24 or _takes_more(problem, target) else 1024
-            # To know which threads own the last vectors takes a few registers.
-            crowded = problem.vectors % threads or target.arch in _TAKES_A_FEW_MORE
-            if wide and problem.kind == "layer" and crowded:
-                resident = min(resident, 896)
+            if wide and problem.kind == "layer":
+                resident = min(resident, _layer_norm_threads(problem, target, threads, registers))
             if registers > 24 and problem.registers(problem.gamma) > 4:
                 resident = 512  # gamma and beta in float32 take more than the row
             resident //= (1 + problem.add) * threads * rows_per_block
             return Geometry(threads, rows_per_block, max(1, resident))
     return None
+
+
+def _layer_norm_threads(problem: NormProblem, target: Target, threads: int, registers: int) -> int:
+    """Resident threads that leave registers for gamma and beta, which are loaded ahead.
+
+    To know which threads own the last vectors takes a few as well. `registers`: of a row.
+    """
+    ends_early = problem.vectors % threads != 0
+    if target.arch not in _TAKES_A_FEW_MORE:
+        return 896 if ends_early else 1024
+    if registers > 24:
+        return 512
+    return 768 if ends_early or problem.registers(problem.gamma) > 4 else 896
 
 
 def backward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
