@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 
 import jax
@@ -62,24 +63,25 @@ def test_every_candidate_is_timed():
     assert all(least < t < 100 * least for t in times)
 
 
-@pytest.mark.parametrize("m, n, k", [(4096, 12288, 4096), (16384, 4096, 4096), (8192, 8192, 64)])
-def test_what_is_taken_without_timing_is_no_slower_than_the_first(m, n, k):
-    """And faster, on the GPU of the table; the least of three times, as other tests run there."""
+def test_what_is_taken_without_timing_is_no_slower_than_the_first():
+    """And faster on the whole, on the GPU of the table; the least of three times, as others run
+    there too."""
     core = library.core()
-    asked = {"m": m, "n": n, "k": k, "type": 14, "out_type": 14}
-    rounds = [
-        core.gemm_query(device=0, limit=8, timed=True, **asked, workspace_bytes=32 << 20)
-        for _ in range(3)
-    ]
-    found = rounds[0]
-    for candidate, *again in zip(*rounds, strict=True):
-        assert all(candidate["algo"] == one["algo"] for one in again)
-        times = (candidate, *again)
-        candidate["microseconds"] = min(one["microseconds"] for one in times)
-    taken = gemm_ranking.preferred(found, asked)
-    measured_there = core.device_name(0) == "NVIDIA H200" and taken["algo_version"] == 130100
-    most = 0.99 if measured_there else 1.02
-    assert taken["microseconds"] < most * found[0]["microseconds"]
+    ratios = []
+    for m, n, k in ((4096, 12288, 4096), (16384, 4096, 4096), (8192, 8192, 64)):
+        asked = {"m": m, "n": n, "k": k, "type": 14, "out_type": 14}
+        found, *again = (
+            core.gemm_query(device=0, limit=8, timed=True, **asked, workspace_bytes=32 << 20)
+            for _ in range(3)
+        )
+        for same in zip(found, *again, strict=True):
+            assert len({candidate["algo"] for candidate in same}) == 1
+            same[0]["microseconds"] = min(candidate["microseconds"] for candidate in same)
+        taken = gemm_ranking.preferred(found, asked)
+        ratios.append(taken["microseconds"] / found[0]["microseconds"])
+    assert max(ratios) < 1.02
+    if core.device_name(0) == "NVIDIA H200" and found[0]["algo_version"] == 130100:
+        assert math.prod(ratios) < 0.97 ** len(ratios)
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import shardops as so
-from shardops.kernels import quantize_plan
 from shardops.primitives.norm_local import local_forward
 from shardops.primitives.quantize_local import Form, quantized
 from shardops.rules.quantize import Blocks
@@ -81,19 +80,6 @@ def test_quantized_bits_are_those_of_a_cpu(recipe, role, layout, rng):
         f = lambda x, q: so.quantize(x, q).detach()  # noqa: E731
         found = [on(platform, f, x, quantizer) for platform in ("cuda", "cpu")]
         check_same(*found, (shape, x.dtype))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_scales_in_tiles(layout, rng, monkeypatch):
-    """Written as for a GPU that reads them so, and put in order again: the bits of a CPU."""
-    monkeypatch.setattr(quantize_plan, "has_mxfp8", lambda arch: True)
-    quantizer = RECIPES["mxfp8"].quantizer("input", layout)
-    f = lambda x, q: so.quantize(x, q).detach()  # noqa: E731
-    for shape in ((2, 128, 384), (4096, 1024)):
-        x = draw(rng, shape, DTYPES[1])
-        text = jax.jit(f).lower(x, quantizer).as_text()
-        assert "stablehlo.transpose" in text
-        check_same(*[on(platform, f, x, quantizer) for platform in ("cuda", "cpu")], shape)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
