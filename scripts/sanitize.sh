@@ -19,7 +19,8 @@ command -v compute-sanitizer >/dev/null || {
 
 # launches TOOL WHAT [OPTION...]: its output goes to $log, its exit status is the program's.
 launches() {
-  local options=(--tool "$1" --target-processes application-only --print-limit 20)
+  # Kernels are compiled before the GPU is first touched, which the tool waits for.
+  local options=(--tool "$1" --target-processes application-only --print-limit 20 --launch-timeout 600)
   if [[ $1 == memcheck ]]; then options+=(--padding 256); fi
   log=$logs/$1-$2.log
   compute-sanitizer "${options[@]}" "$python" benchmarks/checked_launches.py "${@:2}" >"$log" 2>&1
