@@ -6,6 +6,7 @@ From what `multi.py --json` saves; `make bench-multi` measures and draws.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
@@ -34,7 +35,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
     matplotlib.use("Agg")
     panels = {scaling: lines(rows, scaling) for scaling in ("strong", "weak")}
     names = sorted({name for found in panels.values() for name in found})
-    colors = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))
+    colors = dict(zip(names, itertools.cycle(pyplot.get_cmap("tab20").colors), strict=False))
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
     for panel, (scaling, found) in zip(axes, panels.items(), strict=True):
         for name, points in found.items():

@@ -185,6 +185,7 @@ ffi::Error Kernel::Check() const {
   if (spec_.early != 0 && spec_.early != 1) {
     return InvalidAttribute(kOp, "early", spec_.early, "0 or 1");
   }
+  if (spec_.align < 1) return InvalidAttribute(kOp, "align", spec_.align, "1 or more");
   int64_t total = 0;
   for (int64_t size : spec_.sizes) {
     if (size < 1 || size > kMaxScalarBytes) {
@@ -245,6 +246,14 @@ ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<void
   // The driver copies each parameter from where its entry points.
   std::vector<void*> pointers = operands;
   for (const Region& r : results) pointers.push_back(r.data);
+  for (size_t i = 0; i < pointers.size(); ++i) {
+    const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointers[i]) %
+                                              static_cast<uintptr_t>(spec_.align));
+    if (past == 0) continue;
+    return Invalid(kOp, "the address of array " + std::to_string(i) + " of " + Describe() + " is " +
+                            std::to_string(past) + " modulo " + std::to_string(spec_.align) +
+                            "; expected 0. Copy the array, or so.use_kernels('').");
+  }
   std::vector<void*> parameters;
   parameters.reserve(pointers.size() + offsets_.size());
   for (void*& pointer : pointers) parameters.push_back(&pointer);

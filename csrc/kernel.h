@@ -25,6 +25,7 @@ struct LaunchSpec {
   Dims grid{1, 1, 1}, block{1, 1, 1}, cluster{1, 1, 1};
   int64_t shared_bytes = 0;
   int64_t early = 0;             // 1: see launch.cc
+  int64_t align = 1;             // of every address
   std::vector<uint8_t> scalars;  // packed
   std::vector<int64_t> sizes;    // of each scalar, in bytes
   std::vector<int64_t> zeroed;   // indices of results

@@ -12,6 +12,7 @@
 //   zeroed        int64[]   indices of results that are set to zero first, on the stream
 //   early         int64     1: it may start before what precedes it on the stream has ended, since
 //                           the kernel waits for that itself; may be left out
+//   align         int64     what each address must be a multiple of; may be left out
 // Kernel parameters, in order: operand addresses, result addresses, scalars.
 //
 // Stages. instantiate checks the attributes and loads the code, once a process for each distinct
@@ -93,7 +94,9 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
   reader.Array("scalars", spec.scalars);
   reader.Array("sizes", spec.sizes);
   reader.Array("zeroed", spec.zeroed);
-  reader.OptionalInteger("early", spec.early);  // programs of older versions have none
+  // Programs of older versions have none of these.
+  reader.OptionalInteger("early", spec.early);
+  reader.OptionalInteger("align", spec.align);
   if (reader.error()) return ffi::Unexpected(*reader.error());
   spec.cubin.assign(cubin.begin(), cubin.end());
   return Kernel::Make(spec);

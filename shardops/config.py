@@ -31,7 +31,7 @@ def get() -> Config:
     return Config(
         kernels=_regex("SHARDOPS_KERNELS", os.environ.get("SHARDOPS_KERNELS", ".*")),
         cache_dir=_cache_dir(),
-        kernel_pack=Path(pack) if pack else None,
+        kernel_pack=Path(os.path.expanduser(pack)) if pack else None,
         nvrtc=_flag("SHARDOPS_NVRTC", True),
         autotune=_flag("SHARDOPS_AUTOTUNE", False),
         sm_margin=_count("SHARDOPS_SM_MARGIN", 0),

@@ -8,6 +8,7 @@
 //
 // Results of launches whose pointers are not aligned leave element by element.
 #include "exchange.cuh"
+#include "mean.cuh"
 #include "norm_results.cuh"
 
 constexpr int kLoads = 1 + HAS_ADD;  // x, add; y and h take their places
@@ -260,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         float sums[Exchange::kShare], squares[Exchange::kShare], mean = 0.0f;
         exchange.collect(step - 1, sums, squares);
 #if LAYER
-        mean = Exchange::total(sums) * (1.0f / kCols);
+        mean = mean_of<kCols>(Exchange::total(sums));
 #pragma unroll
         for (int m = 0; m < Exchange::kShare; ++m) {
           const float distance = sums[m] * shares[m] - mean;
@@ -287,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       const bool active = row < rows;
       const Shared at = ring.acquire(k) + group * kRowBytes;
       const float sum = active ? sum_of(at, row) : 0.0f;
-      const float mean = LAYER ? sum_lanes<kLanes>(sum) * (1.0f / kCols) : 0.0f;
+      const float mean = LAYER ? mean_of<kCols>(sum_lanes<kLanes>(sum)) : 0.0f;
       const float squares = sum_lanes<kLanes>(active ? squares_pass(part, at, mean) : 0.0f);
       if (active) finish_row(at, row, mean, squares);
       ring.release(k);

@@ -8,6 +8,7 @@
 // scale and one amax for `rows_of_entry` rows.
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row. Neighbouring lanes
 // own neighbouring vectors, so that a block of elements lies in a warp.
+#include "mean.cuh"
 #include "norm_values.cuh"
 #include "quantize_vector.cuh"
 
@@ -126,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     for (int j = 0; j < kLength; ++j) sums[0] += values[i].at(j);
   }
   statistics(sums);
-  const float mean = sums[0] * (1.0f / kCols);
+  const float mean = mean_of<kCols>(sums[0]);
   sums[0] = 0.0f;
 #else
   constexpr float mean = 0.0f;

@@ -7,6 +7,7 @@
 // reduction between, which all threads reach only after they read the buffer.
 #pragma once
 #include "lanes.cuh"
+#include "mean.cuh"
 
 // So many warps' values are read one by one by every thread, which is less than the 5 shuffles of
 // a tree; whole 16-byte words of them, hence the padding.
@@ -89,14 +90,14 @@ struct RowMoments {
                                              float& squares) {
     sum = sum_lanes<(kThreads < 32 ? kThreads : 32)>(sum);
     if constexpr (kThreads <= 32) {
-      mean = sum * (1.0f / kCols);
+      mean = mean_of<kCols>(sum);
       squares = sum_lanes<kThreads>(squares_about(mean));
     } else {
       const int lane = threadIdx.x % 32;
       const int warp = threadIdx.x / 32;
       auto& shared = buffers.values[turn][threadIdx.y];
       turn ^= 1;
-      squares = sum_lanes<32>(squares_about(sum * share_of(warp)));
+      squares = sum_lanes<32>(squares_about(mean_of(sum, count_of(warp), share_of(warp))));
       if (lane == 0) {
         shared[0][warp] = sum;
         shared[1][warp] = squares;
@@ -106,7 +107,7 @@ struct RowMoments {
         sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) sum += shared[0][w];
-        mean = sum * (1.0f / kCols);
+        mean = mean_of<kCols>(sum);
         squares = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
@@ -114,7 +115,7 @@ struct RowMoments {
         }
       } else {
         const bool reads = lane < kWarps;
-        mean = sum_lanes<32>(reads ? shared[0][lane] : 0.0f) * (1.0f / kCols);
+        mean = mean_of<kCols>(sum_lanes<32>(reads ? shared[0][lane] : 0.0f));
         const float own = count_of(lane);
         squares =
             sum_lanes<32>(reads ? squares_of_warp(shared, lane, own, share_of(lane), mean) : 0.0f);
@@ -143,7 +144,7 @@ struct RowMoments {
   static __device__ __forceinline__ float squares_of_warp(const float (&shared)[2][padded(kWarps)],
                                                           int warp, float owned, float share,
                                                           float mean) {
-    const float distance = shared[0][warp] * share - mean;
+    const float distance = mean_of(shared[0][warp], owned, share) - mean;
     return shared[1][warp] + owned * distance * distance;
   }
 };

@@ -9,6 +9,7 @@
 #pragma once
 #include "async.cuh"
 #include "lanes.cuh"
+#include "mean.cuh"
 #include "norm_values.cuh"
 
 constexpr int kCols = COLS;
@@ -99,7 +100,7 @@ class RowSums {
     constexpr int kOfWarp = kWide ? 32 : kGroup;
     if (LAYER) sum = sum_lanes<kOfWarp>(sum);
     if constexpr (!kWide) {
-      mean = LAYER ? sum * (1.0f / kCols) : 0.0f;
+      mean = LAYER ? mean_of<kCols>(sum) : 0.0f;
       squares = sum_lanes<kOfWarp>(squares_about(mean));
       return;
     }
@@ -115,7 +116,7 @@ class RowSums {
     if (LAYER) {
 #pragma unroll
       for (int m = 0; m < kShare; ++m) mean += read[m].sum;
-      mean = total(mean) * (1.0f / kCols);
+      mean = mean_of<kCols>(total(mean));
     }
     squares = 0.0f;
 #pragma unroll

@@ -36,7 +36,8 @@ __device__ __forceinline__ float weight(float v, float base, float scale) {
 
 // Weights of many logits relative to one base by one fma each, 2^(v · factor - offset), if their
 // sum, or each of them, is multiplied by `rest`: it makes up for the rounding of the offset. The
-// factor is bounded, so that the offset is: from 2^30 on, logits that differ at all differ by 128.
+// factor is bounded, so that the offset is: from 2^30 on, logits that differ at all differ by 64 or
+// more.
 struct Weights {
   float factor, offset, rest;
 

@@ -112,7 +112,7 @@ __device__ __forceinline__ void keep_elements(const X* __restrict__ at, const Ti
   }
 }
 
-#if HAS_ADD && !BANDS
+#if HAS_ADD
 // Makes h of x; `add` and `h` at the tile's first number.
 __device__ __forceinline__ void add_words(const X* __restrict__ add, X* __restrict__ h,
                                           const Tile& tile, KeptRows kept) {

@@ -7,6 +7,7 @@
 #pragma once
 #include "async.cuh"
 #include "halving.cuh"
+#include "mean.cuh"
 #include "tile_kept.cuh"
 
 constexpr int kCluster = CLUSTER;
@@ -139,7 +140,7 @@ __device__ __forceinline__ void find_statistics(const KeptRows& kept, const Tile
   }
   if (row < kTileRows) {
     const Sums all = merged<kCluster, kTileCols>(shared.of_blocks, row, 0);
-    shared.of_rows[row][0] = all.sum * (1.0f / kCols);
+    shared.of_rows[row][0] = mean_of<kCols>(all.sum);
     shared.of_rows[row][1] = inverse_root(all.squares * (1.0f / kCols) + epsilon);
   }
 }

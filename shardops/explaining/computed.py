@@ -5,9 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from shardops.kernels.gemm_flat import flat_plan, gains
 from shardops.kernels.gemm_layout import Layout, layout
-from shardops.kernels.gemm_own import flat_problem
+from shardops.kernels.gemm_own import flat_problem, planned
 from shardops.kernels.gemm_padding import padded
 from shardops.kernels.target import Target, current_target, target_for
 from shardops.primitives.gemm_op import GemmOp
@@ -65,9 +64,8 @@ def _own_kernel(found: Layout, dtypes: list[str], op: GemmOp) -> str | None:
     if dtypes[0] != dtypes[1] or op != op.bare or op.precise:
         return None
     problem = flat_problem(found, jnp.dtype(dtypes[0]), jnp.dtype(op.out_dtype))
-    if problem is None or not gains(problem, _target()):
-        return None
-    return flat_plan(problem, _target()).kernel.name
+    plan = planned(problem, _target)
+    return None if plan is None else plan.kernel.name
 
 
 def _of_data(record: Record, op: GemmOp | ScaledGemmOp) -> tuple[list[tuple[int, ...]], list[str]]:

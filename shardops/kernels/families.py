@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from shardops.kernels import scale_tiles, softmax_plan
 from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
+from shardops.kernels.gemm_own import PIECE
 from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan
@@ -217,7 +218,7 @@ def _written(request: Request, rows: int) -> QuantizeProblem:
 
 def _gemm(request: Request, rows: int, target: Target) -> list[Launch]:
     """For products of a contraction of the request's length; none where cuBLASLt makes them."""
-    if request.dtype == "float32":
+    if request.dtype == "float32" or request.length % PIECE:
         return []
     lhs_turned, rhs_turned = (request.option(f"{side}_turned") == "yes" for side in ("lhs", "rhs"))
     problem = FlatProblem(

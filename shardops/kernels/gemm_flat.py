@@ -84,4 +84,5 @@ def flat_plan(problem: FlatProblem, target: Target) -> Launch:
         (min(tiles, target.sm_count), 1, 1),
         (128 * (groups + 1), 1, 1),
         shared_bytes=shared,
+        align=16,
     )

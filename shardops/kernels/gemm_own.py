@@ -1,16 +1,20 @@
 """Products whose bytes take the time, by kernels of this library: called while JAX lowers."""
 
+import warnings
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from shardops import errors
-from shardops.kernels import compile, launch
+from shardops.kernels import compile, launch, nvrtc
 from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
 from shardops.kernels.gemm_layout import Layout
-from shardops.kernels.target import current_target
+from shardops.kernels.launch import Launch
+from shardops.kernels.target import Target, current_target
 
-_PIECE = 8  # elements of a copy
+PIECE = 8  # elements of a copy, which every line is whole ones of
 _LONGEST_LINE = 2**31 - 1
 
 
@@ -20,25 +24,42 @@ def product(lhs: jax.Array, rhs: jax.Array, shape: Layout, out_dtype: np.dtype) 
     That is so too where the kernel can be neither found nor compiled.
     """
     problem = flat_problem(shape, lhs.dtype, out_dtype)
+    plan = planned(problem, current_target)
+    if problem is None or plan is None:
+        return None
+    operands = [shape.lhs.stored(lhs), shape.rhs.stored(rhs)]
+    result = jax.ShapeDtypeStruct(shape.result, out_dtype)
+    try:
+        (out,) = launch.call(plan, operands, [result], [problem.shape])
+    except errors.KernelUnavailableError as error:
+        if _has_compiler():  # which refuses the kernel
+            warnings.warn(f"{error} Until then cuBLASLt makes it.", RuntimeWarning, stacklevel=2)
+        return None
+    return out
+
+
+def planned(problem: FlatProblem | None, find_target: Callable[[], Target]) -> Launch | None:
+    """The launch that makes a product; None where that is cuBLASLt's."""
     if problem is None:
         return None
     try:
-        target = current_target()
+        target = find_target()
     except (errors.KernelUnavailableError, NotImplementedError):  # a GPU that cuBLASLt may serve
         return None
     if not gains(problem, target):
         return None
     plan = flat_plan(problem, target)
     kernel = plan.kernel
-    if not compile.available(kernel.file, kernel.name, kernel.constants, target.arch):
-        return None
-    operands = [shape.lhs.stored(lhs), shape.rhs.stored(rhs)]
-    result = jax.ShapeDtypeStruct(shape.result, out_dtype)
+    there = compile.available(kernel.file, kernel.name, kernel.constants, target.arch)
+    return plan if there else None
+
+
+def _has_compiler() -> bool:
     try:
-        (out,) = launch.call(plan, operands, [result], [problem.shape])
-    except errors.KernelUnavailableError:  # no compiler
-        return None
-    return out
+        nvrtc.version()
+    except errors.KernelUnavailableError:
+        return False
+    return True
 
 
 def flat_problem(shape: Layout, dtype: np.dtype, out_dtype: np.dtype) -> FlatProblem | None:
@@ -52,7 +73,7 @@ def flat_problem(shape: Layout, dtype: np.dtype, out_dtype: np.dtype) -> FlatPro
         shape.lhs.ld,
         shape.rhs.ld,
     )
-    if any(length % _PIECE or length > _LONGEST_LINE for length in lines):
+    if any(length % PIECE or length > _LONGEST_LINE for length in lines):
         return None
     return FlatProblem(
         shape.m,

@@ -40,6 +40,7 @@ class Launch:
       zeroed: indices of results that are set to zero before the launch.
       early: it may start before what precedes it on the stream has ended; its kernel waits for that
         before it reads or writes. Of sm_90 and newer.
+      align: what the address of each operand and result must be a multiple of, in bytes.
     """
 
     kernel: Kernel
@@ -49,6 +50,7 @@ class Launch:
     shared_bytes: int = 0
     zeroed: tuple[int, ...] = ()
     early: bool = False
+    align: int = 1
 
 
 def begin(launches: Sequence[Launch]) -> None:
@@ -86,5 +88,6 @@ def call(
         sizes=np.array([scalar.nbytes for scalar in scalars], np.int64),
         zeroed=np.array(launch.zeroed, np.int64),
         early=np.int64(launch.early),
+        align=np.int64(launch.align),
     )
     return tuple(outputs)

@@ -117,6 +117,8 @@ def _measured(problem: NormProblem, target: Target, direction: str) -> Geometry 
     loads = 1 + problem.add + (direction == "backward")
     if isinstance(found, Staged) and not found.fits(problem, target, loads):
         return None
+    if isinstance(found, Geometry) and 32 < found.threads_per_row >= problem.vectors + 32:
+        return None  # a warp would own nothing
     return found
 
 

@@ -21,6 +21,7 @@ from shardops.kernels.target import target_for
 # grid alone. It does so by thresholds, and by what divides the rows: one of these is in each case.
 _ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
 _SM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
+_MOST_AT_ONCE = 16  # compilations, of some hundred MB each
 _USUAL_ROWS, _USUAL_SM_COUNT = 8192, 132
 _OWN = {name for family in FAMILIES.values() for name in family.own}  # looked for there alone
 # Requests that are planned for all rows, of those whose usual plan is nearest to what is missing.
@@ -54,7 +55,7 @@ def kernels_of(
 
 
 def build(kernels: Sequence[Kernel], arch: str, directory: KernelDirectory) -> Iterator[Built]:
-    """Compiles what a pack lacks, on all cores, and tells of each kernel in order.
+    """Compiles what a pack lacks, on the cores that it may use, and tells of each kernel in order.
 
     Raises: ValueError where a directory has the name of a kernel, OSError where the pack cannot be
       written, KernelUnavailableError without a compiler.
@@ -68,7 +69,7 @@ def build(kernels: Sequence[Kernel], arch: str, directory: KernelDirectory) -> I
         path = directory.path / f"{key}.kernel"
         if path.is_dir():
             raise ValueError(f"{path} is a directory; expected a kernel, or nothing. Remove it.")
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
     try:
         lacking = {key: kernel for key, kernel in keys.items() if stored.get(key) is None}
         compiled = {key: pool.submit(_compiled, kernel, arch) for key, kernel in lacking.items()}

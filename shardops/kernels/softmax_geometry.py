@@ -213,6 +213,8 @@ def _staged_backward(problem: SoftmaxProblem, target: Target) -> Geometry | None
     of which registers would hold fewer, for as many threads do not fit.
     """
     words = problem.words
+    if _spread(problem, target, 512) > 1:  # few rows, each of which takes several blocks
+        return None
     threads = -(-words // 256) * 32
     if problem.causal:
         in_registers = -(-words // 128) * 32

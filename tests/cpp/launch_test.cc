@@ -1,4 +1,5 @@
 // Kernel on the stand-in driver: parameters, zeroing, limits, the cubin cache, errors, threads.
+#include <array>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -101,6 +102,18 @@ void TestEarly() {
   CHECK(ShapeOf(spec)[6] == 2 && fake_cuda_counters().early_launches == before + 1);
 }
 
+void TestAlignment() {
+  LaunchSpec spec = Spec("shape");
+  spec.align = 16;
+  auto kernel = Make(spec);
+  alignas(16) std::array<int32_t, 14> out = {};
+  CHECK(kernel->Prepare(0).success());
+  CHECK(kernel->Launch(0, nullptr, {}, {{out.data(), 40}}).success());
+  ffi::Error error = kernel->Launch(0, nullptr, {}, {{out.data() + 1, 40}});
+  CHECK(error.failure() && Message(error).find("is 4 modulo 16; expected 0") != std::string::npos,
+        Message(error));
+}
+
 void TestCache() {
   const LaunchSpec spec = Spec("shape", "FAKE: shape, of the cache test");
   const FakeCudaCounters before = fake_cuda_counters();
@@ -143,6 +156,7 @@ void TestErrors() {
            Case{message([](auto& s) { s.cluster = {2, 1, 1}; }), "a multiple of the cluster (2,"},
            Case{message([](auto& s) { s.shared_bytes = -1; }), "'shared_bytes' is -1; expected 0"},
            Case{message([](auto& s) { s.early = 2; }), "'early' is 2; expected 0 or 1"},
+           Case{message([](auto& s) { s.align = 0; }), "'align' is 0; expected 1 or more"},
            Case{message([](auto& s) { s.sizes = {4}; }), "'scalars' is 8 bytes long; expected 4"},
            Case{message([](auto& s) { s.sizes = {8, 0}; }), "'sizes' is 0; expected 1 to"},
            Case{message([](auto& s) { s.name = "none"; }), "has no kernel 'none'."},
@@ -205,7 +219,7 @@ int main(int argc, char** argv) {
     TestParameters();
     TestShapes();
     TestEarly();
-    TestEarly();
+    TestAlignment();
     TestCache();
     TestCapture();
     TestErrors();

@@ -41,6 +41,21 @@ def test_norm_at_the_edges_of_numbers(cols, dtype, rng):
             norm_edges.check(edge, kind, rows, got[kind])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("cols", [33, 896, 1000, 1001, 3000, 3584, 7168, 12288, 20480, 65536])
+def test_constant_rows_are_their_own_mean(cols, dtype, rng):
+    """Whatever epsilon: an ulp of a large mean would be many of it."""
+    values = np.asarray([20608.0, -1288.0, 170.0, 1.0, 0.0])  # sums of them are exact
+    x = jnp.asarray(np.repeat(values[:, None], cols, 1), dtype)
+    gamma, beta = (jnp.asarray(rng.standard_normal(cols), jnp.float32) for _ in range(2))
+    y = jax.jit(lambda x: so.layer_norm(x, gamma, beta, epsilon=EPSILON))(x)
+    np.testing.assert_array_equal(y, np.broadcast_to(beta.astype(dtype), x.shape))
+    quantizer = so.recipes.DelayedScaling().quantizer("input", "both")
+    scaled = jax.jit(lambda x: so.layer_norm(x, gamma, epsilon=EPSILON, quantizer=quantizer))(x)
+    assert not scaled.amax.item()
+    assert not np.asarray(scaled.data, np.float32).any()
+
+
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_neighbours_of_a_row_that_is_not_finite_keep_their_bits(cols, rng):
     """Of many rows that share blocks, warps and tiles: whatever one holds stays there."""

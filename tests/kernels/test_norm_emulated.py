@@ -153,6 +153,18 @@ def test_forward_keeps_precision_far_from_zero(kind, geometry, built, rng):
         assert_close("y", got["y"], (arrays.x - centre) * rstd[:, None] * arrays.gamma, 1e-4)
 
 
+@pytest.mark.parametrize("geometry", [None, WIDE, CLUSTER, RAGGED], ids=str)
+def test_a_constant_row_is_its_own_mean(geometry, built, rng):
+    """Where the product by 1 / 1000, rounded, is not: an ulp of this value is many deviations."""
+    problem = NormProblem(3, 1000, "layer", "bfloat16", "float32", "float32")
+    arrays = random_arrays(problem, rng)
+    arrays.x[...] = np.asarray([[20608.0], [-1288.0], [170.0]])
+    got = forward(problem, arrays, built, geometry)
+    np.testing.assert_array_equal(got["mean"], [20608.0, -1288.0, 170.0])
+    beta = np.broadcast_to(arrays.beta.astype(got["y"].dtype), got["y"].shape)
+    np.testing.assert_array_equal(got["y"], beta)
+
+
 @pytest.mark.parametrize("kind, geometry", KINDS_AND_GEOMETRIES)
 def test_not_finite_stays_in_its_row(kind, geometry, built, rng):
     problem = NormProblem(4, 1000, kind, "float32", "float32", None)
