@@ -34,7 +34,11 @@ def computed(record: Record) -> str | None:
 
 
 def _target() -> Target:
-    return current_target() if jax.default_backend() == "gpu" else _WITHOUT_A_GPU
+    try:
+        on_gpu = jax.default_backend() == "gpu"
+    except RuntimeError:  # no device at all: the command plans for other machines
+        on_gpu = False
+    return current_target() if on_gpu else _WITHOUT_A_GPU
 
 
 def _made(record: Record, op: GemmOp) -> str | None:
