@@ -53,7 +53,7 @@ def measure(
     turned = dims[0] == (0,), dims[1] == (1,)
     sets = [
         tuple(a.T if turn else a for a, turn in zip(pair, turned, strict=True))
-        for pair in gemm_times._operands(m, n, k, "bfloat16")
+        for pair in gemm_times.operands(m, n, k, "bfloat16")
     ]
 
     def compiled(product: Any) -> Any:
@@ -68,7 +68,7 @@ def measure(
     times = defaultdict(list)
     for _ in range(rounds):
         for name, step in steps.items():
-            times[name].append(gemm_times._microseconds(step, sets))
+            times[name].append(gemm_times.microseconds(step, sets))
         theirs = torch.measure(m, n, k, "bfloat16") if dims == AS_THEY_ARE else None
         if theirs is not None:
             times["torch"].append(theirs)

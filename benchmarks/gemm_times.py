@@ -74,12 +74,12 @@ def main() -> None:
 
 def measure(problem: Problem, torch: "Torch", rounds: int) -> dict[str, list[float]]:
     """Microseconds of a product in each round, by contender."""
-    sets = _operands(*problem)
+    sets = operands(*problem)
     steps = dict(_steps(problem[3], sets))
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for name, step in steps.items():
-            times[name].append(_microseconds(step, sets))
+            times[name].append(microseconds(step, sets))
         theirs = torch.measure(*problem)
         if theirs is not None:
             times["torch"].append(theirs)
@@ -99,7 +99,7 @@ def _line(problem: Problem, times: dict[str, list[float]]) -> str:
     return f"| {m}×{n}×{k} | {mode} | {' | '.join((*cells, *ratios))} |"
 
 
-def _operands(m: int, n: int, k: int, mode: str) -> list[tuple[Any, Any]]:
+def operands(m: int, n: int, k: int, mode: str) -> list[tuple[Any, Any]]:
     import jax
     import jax.numpy as jnp
 
@@ -165,7 +165,7 @@ def _autotune() -> Iterator[None]:
             config.get.cache_clear()
 
 
-def _microseconds(step: Callable[..., Any], sets: Any) -> float:
+def microseconds(step: Callable[..., Any], sets: Any) -> float:
     import jax
 
     from kernel_time import kernel_durations

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from shardops.primitives.saved import packed, unpacked
 from shardops.primitives.scaled import ScaledArray
 
 
@@ -17,13 +17,11 @@ def named(value: jax.Array, name: str) -> jax.Array:
 def named_data(part: ScaledArray, name: str) -> ScaledArray:
     """A quantised array whose data, and scales of blocks, policies know by `name`."""
     assert part.data is not None
-    # By its bits: see `shardops.primitives.quantize`.
-    bits = checkpoint_name(jax.lax.bitcast_convert_type(part.data, jnp.uint8), name)
-    part = replace(part, data=jax.lax.bitcast_convert_type(bits, part.data.dtype))
-    scale_inv = part.scale_inv
-    if scale_inv is None or part.block is None:
+    part = replace(part, data=_named_bits(part.data, name))
+    if part.scale_inv is None or part.block is None:
         return part
-    if scale_inv.dtype.itemsize > 1:
-        return replace(part, scale_inv=checkpoint_name(scale_inv, name))
-    bits = checkpoint_name(jax.lax.bitcast_convert_type(scale_inv, jnp.uint8), name)
-    return replace(part, scale_inv=jax.lax.bitcast_convert_type(bits, scale_inv.dtype))
+    return replace(part, scale_inv=_named_bits(part.scale_inv, name))
+
+
+def _named_bits(array: jax.Array, name: str) -> jax.Array:
+    return unpacked(jax.tree.map(lambda kept: checkpoint_name(kept, name), packed(array)))
