@@ -9,11 +9,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from shardops.kernels import norm, norm_quantized, quantize, scale_tiles, softmax
+from shardops.kernels import launch, norm, norm_quantized, quantize, scale_tiles, softmax
+from shardops.kernels.gemm_flat import FlatProblem, flat_plan
 from shardops.kernels.gemm_scaled_plan import Matrix, ScaleMode
+from shardops.kernels.target import current_target
 from shardops.primitives.quantize_local import Form, problem_of, quantized
 from shardops.primitives.scaling import ScalingMode
 from shardops.rules.quantize import Blocks
@@ -95,18 +98,19 @@ def run_softmax(launches: Any, rng, shape, dtype, hiding) -> None:
 
 
 def quantize_cases() -> Iterator[tuple]:
-    """(rows, columns, dtype, format, mode and block, layout, norm): turns taken likewise."""
+    """(rows, columns, dtype, format, mode and block, layout, norm, add): turns taken likewise."""
     formats = itertools.cycle(("float8_e4m3fn", "float8_e5m2"))
-    kinds = itertools.cycle((None, "rms", None, "layer"))
+    norms = ("rms", False), ("layer", True), ("rms", True), ("layer", False)
+    kinds = itertools.cycle(itertools.chain.from_iterable(((None, False), n) for n in norms))
     for shape, of, layout in itertools.product(
         QUANTIZED_SHAPES, FORMS, ("rows", "columns", "both")
     ):
-        kind = next(kinds) if of[0] is not ScalingMode.TENSOR_CURRENT else None
-        yield *shape, "bfloat16", next(formats), of, layout, kind
-    yield 33, 1536, "float32", "float8_e4m3fn", FORMS[0], "both", None
+        kind, add = (None, False) if of[0] is ScalingMode.TENSOR_CURRENT else next(kinds)
+        yield *shape, "bfloat16", next(formats), of, layout, kind, add
+    yield 33, 1536, "float32", "float8_e4m3fn", FORMS[0], "both", None, False
 
 
-def run_quantize(launches: Any, rng, rows, cols, dtype, format, of, layout, kind) -> None:
+def run_quantize(launches: Any, rng, rows, cols, dtype, format, of, layout, kind, add) -> None:
     draw = _drawn(launches, rng, dtype)
     form = Form(format, of[0], Blocks(layout, of[1], added=1))
     wide = "float32" if kind else dtype
@@ -122,14 +126,15 @@ def run_quantize(launches: Any, rng, rows, cols, dtype, format, of, layout, kind
             quantize.magnitudes(x, 0)
         return
     statistics = jax.ShapeDtypeStruct((rows,), np.float32)
+    h = jax.ShapeDtypeStruct((rows, cols), x.dtype)
     done = norm_quantized.norm_quantized(
         x,
         draw(cols),
         draw(cols) if kind == "layer" else None,
-        None,
+        draw(rows, cols) if add else None,
         scale,
         problem,
-        [*results, *(statistics,) * (2 if kind == "layer" else 1)],
+        [*results, *(h,) * add, *(statistics,) * (2 if kind == "layer" else 1)],
         kind=kind,
         epsilon=1e-6,
         zero_centered_gamma=False,
@@ -153,8 +158,32 @@ def run_scales(launches: Any, rng: np.random.Generator, *sides: tuple) -> None:
     scale_tiles.tiled(*operands)
 
 
+def product_cases() -> Iterator[tuple[FlatProblem]]:
+    """Products of a short contraction: each depth, dims turned likewise, tiles that end early."""
+    turned = itertools.cycle(itertools.product((False, True), repeat=2))
+    dtypes = itertools.cycle(("bfloat16", "bfloat16", "float16"))
+    for m, n, k in (
+        (264, 392, 8),
+        (1032, 136, 16),
+        (128, 1544, 32),
+        (520, 520, 40),
+        (392, 264, 64),
+    ):
+        for lhs_turned, rhs_turned in itertools.islice(turned, 3):
+            pitches = (m if lhs_turned else k) + 8, k if rhs_turned else n
+            yield (FlatProblem(m, n, k, next(dtypes), lhs_turned, rhs_turned, *pitches),)
+
+
+def run_product(launches: Any, rng: np.random.Generator, problem: FlatProblem) -> None:
+    p, draw = problem, _drawn(launches, rng, problem.x)
+    lhs = draw(p.k if p.lhs_turned else p.m, p.lhs_pitch)
+    rhs = draw(p.n if p.rhs_turned else p.k, p.rhs_pitch)
+    result = jax.ShapeDtypeStruct((p.m, p.n), lhs.dtype)
+    launch.call(flat_plan(p, current_target()), [lhs, rhs], [result], [p.shape])
+
+
 def _drawn(launches: Any, rng: np.random.Generator, dtype: str):
-    of = np.dtype(np.float32 if dtype == "float32" else getattr(ml_dtypes, dtype))
+    of = jnp.dtype(dtype)
     return lambda *shape: launches.array(rng.standard_normal(shape, np.float32).astype(of))
 
 
@@ -163,4 +192,5 @@ CASES: dict[str, tuple[Callable[[], Iterator[tuple]], Callable[..., None]]] = {
     "softmax": (softmax_cases, run_softmax),
     "quantize": (quantize_cases, run_quantize),
     "scales": (scale_cases, run_scales),
+    "products": (product_cases, run_product),
 }

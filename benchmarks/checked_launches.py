@@ -1,28 +1,30 @@
 """Launches every kind of kernel on small arrays, for compute-sanitizer: scripts/sanitize.sh.
 
-    python benchmarks/checked_launches.py kernels [--only norm|softmax|quantize|scales]
-        [--every-lane]
-    python benchmarks/checked_launches.py planted|gemm
+    python benchmarks/checked_launches.py build|kernels [--every-lane] [--share 1/4]
+        [--only norm|softmax|quantize|scales|products]
+    python benchmarks/checked_launches.py overrun|race|gemm
 
 kernels: norms, softmax, quantisation and scales as JAX would launch them, but without XLA, which is
 slow under the sanitizer and packs its buffers into one allocation: here each array is one of its
 own, so an access past its end is seen. Plans are those of a GPU of few multiprocessors, whose
-blocks meet many tiles. Arrays hold NaN at first, and none may be left. --every-lane: for racecheck,
-kernels that hand shared memory over by mbarriers are built so that each lane arrives at them
-(tiles.cuh); those that cannot be are left out. planted: an array is too short, which the sanitizer
-has to find. gemm: small products through XLA, whose allocations are apart too.
+blocks meet many tiles. Arrays hold NaN at first, and none may be left. --share: the cases are dealt
+out, and these are the first of four shares. --every-lane: for racecheck, kernels are built so that
+each lane arrives at the mbarriers that a warp arrives at (arrivals.cuh). build: compiles those
+kernels and launches none. overrun, race: an array is too short, or a barrier is left out, which the
+sanitizer has to find. gemm: small products through XLA, whose allocations are apart too.
 """
 
 import argparse
 import ctypes
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from checked_cases import CASES, run_norm
+from checked_cases import CASES, run_norm, run_softmax
 from compiling import compile_all
 from raw_launch import Call, Device
 from shardops.kernels import compile, launch
@@ -31,6 +33,7 @@ from shardops.kernels.target import Target, target_for, use_target
 
 SM_COUNT = 4
 _EVERY_LANE = "EVERY_LANE_ARRIVES"
+Share = tuple[int, int]  # which, of how many
 WORD = 16  # bytes: kernels read the words that an array's first and last element lie in
 
 
@@ -78,6 +81,7 @@ class Launches:
         self.count = self.offset = 0
         self.every_lane = False
         self.short = False  # the last array has one element
+        self.left_out = ""  # of the sources
 
     def array(self, values: np.ndarray) -> DeviceArray:
         offset = self.offset if values.itemsize == 2 else 0  # workspaces are float32 and lie well
@@ -87,22 +91,24 @@ class Launches:
     def __call__(
         self, what, operands, results, scalars=(), layouts=None
     ) -> tuple[DeviceArray, ...]:
-        kernel = what.kernel
-        launched = not self.every_lane or can_be_followed(kernel)
         outputs = []
         for index, result in enumerate(results):
-            blank = 0 if index in what.zeroed else np.nan if launched else 1
+            blank = 0 if index in what.zeroed else np.nan
             outputs.append(self.array(np.full(result.shape, blank, result.dtype)))
         arrays = [*operands, *outputs]
         if self.short:
             arrays[-1] = self.array(np.zeros(1, np.float32))
-        if launched:
-            built = by_every_lane(kernel) if self.every_lane else kernel
-            code = compile.cubin(built.file, built.name, built.constants, self.target.arch)
-            Call(self.device, what, code, arrays, scalars)()
-            self.device.call("cuCtxSynchronize")
-            self.count += 1
+        kernel = built(what.kernel, self.every_lane)
+        Call(self.device, what, self._code(kernel), arrays, scalars)()
+        self.device.call("cuCtxSynchronize")
+        self.count += 1
         return tuple(outputs)
+
+    def _code(self, kernel: Kernel) -> bytes:
+        if self.left_out:
+            text = compile.source_text(kernel.file, kernel.constants).replace(self.left_out, "")
+            return compile.compile_text(text, kernel.name, self.target.arch)[0]
+        return compile.cubin(kernel.file, kernel.name, kernel.constants, self.target.arch)
 
     def finish(self, case: str) -> None:
         """Looks at all arrays of a case and frees them."""
@@ -133,58 +139,53 @@ class Planned:
         pass
 
 
-def can_be_followed(kernel: Kernel) -> bool:
-    """Whether racecheck can: it waits for no mbarriers, or for those of tiles.cuh."""
-    text = compile.source_text(kernel.file, kernel.constants)
-    if text.count("barrier_wait(") <= 1 or _EVERY_LANE in text:
-        return True
-    # Softmax that keeps rows in registers waits in clusters alone, as do norms that quantise.
-    constants = dict(kernel.constants)
-    if kernel.name in ("softmax_forward", "softmax_backward"):
-        return constants["PARTS"] == 1
-    quantises = kernel.name in ("norm_quantized_rows", "norm_quantized_tiles")
-    return quantises and constants["CLUSTER"] == 1
-
-
-def by_every_lane(kernel: Kernel) -> Kernel:
+def built(kernel: Kernel, every_lane: bool) -> Kernel:
+    if not every_lane or _EVERY_LANE not in compile.source_text(kernel.file, kernel.constants):
+        return kernel
     return dataclasses.replace(kernel, constants=(*kernel.constants, (_EVERY_LANE, 1)))
 
 
-def kernels(only: str | None, every_lane: bool) -> None:
-    target = target_for("sm_90", SM_COUNT)
-    planned = Planned()
-    run_all(planned, target, only)
-    wanted = list(planned.kernels)
-    if every_lane:
-        wanted = [by_every_lane(kernel) for kernel in wanted if can_be_followed(kernel)]
-    compile_all(wanted, target.arch)  # into the cache on disk
-    launches = Launches(Device(), target)
+def build(only: str | None, share: Share, every_lane: bool) -> None:
+    """Into the cache on disk."""
+    target, planned = target_for("sm_90", SM_COUNT), Planned()
+    run_all(planned, target, only, share)
+    compile_all((built(kernel, every_lane) for kernel in planned.kernels), target.arch)
+
+
+def kernels(only: str | None, share: Share, every_lane: bool) -> None:
+    launches = Launches(Device(), target_for("sm_90", SM_COUNT))
     launches.every_lane = every_lane
-    run_all(launches, target, only)
-    left_out = len(planned.kernels) - len(wanted)
-    print(
-        f"checked_launches: {launches.count} launches of {len(wanted)} kernels, every result "
-        f"written{f'; {left_out} left out' if left_out else ''}"
-    )
+    run_all(launches, launches.target, only, share)
+    print(f"checked_launches: {launches.count} launches, every result written")
 
 
-def run_all(launches: Launches | Planned, target: Target, only: str | None) -> None:
+def run_all(
+    launches: Launches | Planned, target: Target, only: str | None, share: Share = (1, 1)
+) -> None:
     launch.call = launches
     rng = np.random.default_rng(0)
     with use_target(target):
         for name, (cases, run) in CASES.items():
-            for case in cases() if only in (None, name) else ():
+            wanted = cases() if only in (None, name) else ()
+            for case in itertools.islice(wanted, share[0] - 1, None, share[1]):
                 for offset in (0, 1) if "bfloat16" in case else (0,):
                     launches.offset = offset
                     run(launches, rng, *case)
                     launches.finish(f"{name} {case}, {offset} elements after a word")
 
 
-def planted() -> None:
+def overrun() -> None:
     launches = Launches(Device(), target_for("sm_90", SM_COUNT))
     launch.call, launches.short = launches, True
     with use_target(launches.target):
         run_norm(launches, np.random.default_rng(0), 64, 256, "float32", "rms", False)
+
+
+def race() -> None:
+    launches = Launches(Device(), target_for("sm_90", SM_COUNT))
+    launch.call, launches.left_out = launches, "__syncthreads();"
+    with use_target(launches.target):
+        run_softmax(launches, np.random.default_rng(0), (2, 33, 4096), "bfloat16", "none")
 
 
 def gemm() -> None:
@@ -210,16 +211,24 @@ def gemm() -> None:
     print("checked_launches: 3 products and their gradients, all finite")
 
 
+def share_of(text: str) -> Share:
+    part, parts = map(int, text.split("/"))
+    return part, parts
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("kernels", "planted", "gemm"))
+    alone = {"overrun": overrun, "race": race, "gemm": gemm}
+    parser.add_argument("what", choices=("build", "kernels", *alone))
     parser.add_argument("--only", choices=tuple(CASES))
+    parser.add_argument("--share", type=share_of, default=(1, 1))
     parser.add_argument("--every-lane", action="store_true")
     options = parser.parse_args(arguments)
-    if options.what == "kernels":
-        kernels(options.only, options.every_lane)
+    if options.what in alone:
+        alone[options.what]()
     else:
-        {"planted": planted, "gemm": gemm}[options.what]()
+        run = build if options.what == "build" else kernels
+        run(options.only, options.share, options.every_lane)
     return 0
 
 

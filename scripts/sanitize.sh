@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Small launches of every kernel under compute-sanitizer: fails on any finding.
 #   PYTHON=python3   which Python runs them; without the extension, `gemm` is left out
-#   ONLY=softmax     `norm`, `softmax` or `quantize` alone
+#   ONLY=softmax     `norm`, `softmax`, `quantize`, `scales` or `products` alone
+#   JOBS=4           processes at once, among which the launches are dealt out
 #   LOGS=folder      where what the tools print is left
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
+jobs=${JOBS:-4}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 logs=${LOGS:-$scratch}
@@ -17,44 +19,59 @@ command -v compute-sanitizer >/dev/null || {
   exit 2
 }
 
-# launches TOOL WHAT [OPTION...]: its output goes to $log, its exit status is the program's.
+# launches TOOL LOG WHAT [OPTION...]: its output goes to LOG, its exit status is the program's.
 launches() {
-  # Kernels are compiled before the GPU is first touched, which the tool waits for.
-  local options=(--tool "$1" --target-processes application-only --print-limit 20 --launch-timeout 600)
+  local options=(--tool "$1" --target-processes application-only --print-limit 20)
   if [[ $1 == memcheck ]]; then options+=(--padding 256); fi
-  log=$logs/$1-$2.log
-  compute-sanitizer "${options[@]}" "$python" benchmarks/checked_launches.py "${@:2}" >"$log" 2>&1
+  compute-sanitizer "${options[@]}" "$python" benchmarks/checked_launches.py "${@:3}" >"$2" 2>&1
 }
 
-launches memcheck planted || true # the launch that goes wrong may end the program
-if ! grep -q 'Invalid __global__ write' "$log"; then
-  tail -n 20 "$log"
-  echo "sanitize: memcheck did not find a planted error: it cannot work on this machine." >&2
-  exit 2
-fi
-echo "memcheck finds a planted error"
+# planted TOOL WHAT FINDING
+planted() {
+  local log=$logs/$1-$2.log
+  launches "$1" "$log" "$2" || true # the launch that goes wrong may end the program
+  if ! grep -q "$3" "$log"; then
+    tail -n 20 "$log"
+    echo "sanitize: $1 did not find a planted $2: it cannot work on this machine." >&2
+    exit 2
+  fi
+  echo "$1 finds a planted $2"
+}
+planted memcheck overrun 'Invalid __global__ write'
+planted racecheck race 'Race reported'
 
 failed=0
+# check TOOL SHARES WHAT [OPTION...]
 check() {
-  local status=0 summary
+  local tool=$1 shares=$2 share log status summary running=()
   SECONDS=0
-  launches "$@" || status=$?
-  summary=$(grep -E '(ERROR|RACECHECK) SUMMARY' "$log" || echo "no summary")
-  if [[ $status == 0 && $summary =~ SUMMARY:\ 0\ (errors|hazards) ]]; then
-    echo "$1: $(grep '^checked_launches:' "$log"), no finding, $SECONDS s"
-  else
-    tail -n 60 "$log"
-    echo "sanitize: $1 of $2 failed (exit status $status): $summary" >&2
-    failed=1
-  fi
+  for ((share = 1; share <= shares; ++share)); do
+    launches "$tool" "$logs/$tool-$3-$share.log" "${@:3}" --share "$share/$shares" &
+    running+=($!)
+  done
+  for ((share = 1; share <= shares; ++share)); do
+    log=$logs/$tool-$3-$share.log status=0
+    wait "${running[share - 1]}" || status=$?
+    summary=$(grep -E '(ERROR|RACECHECK) SUMMARY' "$log" || echo "no summary")
+    if [[ $status == 0 && $summary =~ SUMMARY:\ 0\ (errors|hazards) ]]; then
+      echo "$tool: $(grep '^checked_launches:' "$log"), no finding, $SECONDS s"
+    else
+      tail -n 60 "$log"
+      echo "sanitize: $tool of $3 failed (exit status $status): $summary" >&2
+      failed=1
+    fi
+  done
 }
 
 only=(${ONLY:+--only "$ONLY"})
-check memcheck kernels "${only[@]}"
 # Racecheck follows mbarriers from the threads that arrive, not from those a warp's one lane speaks for.
-check racecheck kernels --every-lane "${only[@]}"
+for build in "" --every-lane; do
+  "$python" benchmarks/checked_launches.py build $build "${only[@]}"
+done
+check memcheck "$jobs" kernels "${only[@]}"
+check racecheck "$jobs" kernels --every-lane "${only[@]}"
 if "$python" -c 'import shardops._core' 2>/dev/null; then
-  check memcheck gemm
+  check memcheck 1 gemm
 else
   echo "gemm left out: $python has no extension shardops._core"
 fi

@@ -30,7 +30,7 @@ struct Exchange {
     if (threadIdx.x % kGroup != 0) return;
 #pragma unroll 1
     for (int s = 0; s < kSlots; ++s) {
-      barrier_init(barriers + s * kBarrierBytes, kCluster == 1 ? kRowWarps : 1);
+      barrier_init(barriers + s * kBarrierBytes, kCluster == 1 ? kRowWarps * kWarpArrivals : 1);
     }
   }
 
@@ -43,8 +43,8 @@ struct Exchange {
       if (lane == 0) {
         const unsigned words[2] = {__float_as_uint(first), __float_as_uint(second)};
         store_words<2>(mine, words);
-        barrier_arrive(all);
       }
+      warp_arrives(all);
     } else {
       if (threadIdx.x == 0) barrier_arrive_expecting(all, kParts * 8);
       if (lane < kCluster) send_to_rank(mine, all, lane, first, second);

@@ -8,6 +8,7 @@
 // four warps have 64 rows each, whose lhs they hold in registers; four more warps bring columns of
 // rhs into STAGES places. Nothing but these places ties the warps of different groups together, so
 // that some write while others multiply: what leaves does not pause.
+#include "arrivals.cuh"
 #include "elements.cuh"
 #include "group_ptx.cuh"
 
@@ -56,7 +57,7 @@ struct Ring {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(there + i * kBarrierBytes, kGroupThreads);
-      barrier_init(left + i * kBarrierBytes, kWriters);
+      barrier_init(left + i * kBarrierBytes, kWriters * kWarpArrivals);
     }
     barriers_visible();
   }
@@ -199,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_wait(Ring::of(ring.there, turn), turn / STAGES & 1);
     float sums[64];
     multiply(sums, rows, ring.place(turn));
-    if (lane == 0) barrier_arrive(Ring::of(ring.left, turn));
+    warp_arrives(Ring::of(ring.left, turn));
     write(sums, own, out, row, tiles.col(tile), shape, lane);
   }
 }

@@ -14,15 +14,8 @@
 //
 // Threads: as in row_part.cuh.
 #pragma once
+#include "arrivals.cuh"
 #include "row_part.cuh"
-
-// A warp that is done with a tile arrives once. Racecheck follows a barrier only from threads that
-// arrive themselves: for it, kernels are built so that every lane does.
-#ifdef EVERY_LANE_ARRIVES
-constexpr int kWarpArrivals = 32;
-#else
-constexpr int kWarpArrivals = 1;
-#endif
 
 // A stage, and the parity of the phase that its barriers are in when it is met.
 struct Cursor {
@@ -110,8 +103,7 @@ class TileRing {
       }
     }
     __syncwarp();
-    if (threadIdx.x % (32 / kWarpArrivals) == 0)
-      barrier_arrive(empty_ + out_.stage * kBarrierBytes);
+    warp_arrives(empty_ + out_.stage * kBarrierBytes);
     out_.advance();
     if (threadIdx.x != 0) return;
     if constexpr (kAtOnce) {
