@@ -108,6 +108,8 @@ def quantize_cases() -> Iterator[tuple]:
         kind, add = (None, False) if of[0] is ScalingMode.TENSOR_CURRENT else next(kinds)
         yield *shape, "bfloat16", next(formats), of, layout, kind, add
     yield 33, 1536, "float32", "float8_e4m3fn", FORMS[0], "both", None, False
+    for cols, kind in ((32768, "rms"), (49152, "layer")):  # rows over clusters
+        yield 3, cols, "bfloat16", "float8_e4m3fn", FORMS[0], "rows", kind, False
 
 
 def run_quantize(launches: Any, rng, rows, cols, dtype, format, of, layout, kind, add) -> None:

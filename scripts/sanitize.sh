@@ -21,7 +21,8 @@ command -v compute-sanitizer >/dev/null || {
 
 # launches TOOL LOG WHAT [OPTION...]: its output goes to LOG, its exit status is the program's.
 launches() {
-  local options=(--tool "$1" --target-processes application-only --print-limit 20)
+  # The tool waits for the GPU to be touched: JAX is imported and kernels are compiled before.
+  local options=(--tool "$1" --target-processes application-only --print-limit 20 --launch-timeout 600)
   if [[ $1 == memcheck ]]; then options+=(--padding 256); fi
   compute-sanitizer "${options[@]}" "$python" benchmarks/checked_launches.py "${@:3}" >"$2" 2>&1
 }
