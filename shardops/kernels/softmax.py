@@ -20,7 +20,18 @@ from shardops.kernels.softmax_plan import (
 )
 from shardops.kernels.target import current_target
 
-__all__ = ["MAX_KEYS", "backward_params", "forward_params", "softmax_backward", "softmax_forward"]
+__all__ = [
+    "MAX_KEYS",
+    "MAX_SCALE",
+    "backward_params",
+    "forward_params",
+    "softmax_backward",
+    "softmax_forward",
+]
+
+# What the forward kernels multiply halves of logits by is `_DOUBLED` times the scale, in float32.
+_DOUBLED = 2 * math.log2(math.e)
+MAX_SCALE = float(np.finfo(np.float32).max) / _DOUBLED
 
 # `Divisor` and `Params` of csrc/kernels/softmax_row.cuh.
 _DIVISOR = np.dtype([("value", np.int64), ("factor", np.uint32), ("shift", np.uint32)])
@@ -53,6 +64,7 @@ def softmax_forward(
       x: [*batch, q, k] float32 | bfloat16 | float16; at least one element.
       mask: None, or bool of the rank of x, each dim 1 or that of x: True hides a key.
       first: None, or an int32 scalar: which query row 0 of x is.
+      scale: of a magnitude up to MAX_SCALE.
       diagonal: query i sees keys up to i + first + diagonal; None: all.
       geometry: overrides the one that the plan chooses, for tuning.
     Returns: as x. A row that sees no key is 0.
@@ -112,11 +124,10 @@ def forward_params(
     digits: tuple[tuple[int, int], ...] = (),
 ) -> np.void:
     """The scalars of the forward kernels."""
-    # Neither 0 nor infinity, which times a hidden key's -inf or the top's 0 would be NaN. That the
-    # scale is 0 is told by the problem's sign.
-    limits = np.finfo(np.float32)
-    doubled = 2 * math.log2(math.e) * abs(scale) if scale else 1.0
-    doubled = min(max(doubled, 2 * float(limits.smallest_subnormal)), float(limits.max))
+    # Not 0, which times a hidden key's -inf would be NaN. That the scale is 0 is told by the
+    # problem's sign.
+    doubled = _DOUBLED * abs(scale) if scale else 1.0
+    doubled = max(doubled, 2 * float(np.finfo(np.float32).smallest_subnormal))
     return _params(shape, doubled, diagonal, digits)
 
 

@@ -244,14 +244,17 @@ def gemm_dims(
     )
 
 
+def number(op: str, argument: str, value: Any, fix: str) -> int | float:
+    """A number that is static, as Python has it."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(wrong(op, argument, f"a {type(value).__name__}", "a Python number", fix))
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def epsilon(op: str, value: Any) -> float:
     """0, or a number that float32 has and is not subnormal there, which devices may take as 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(
-            wrong(op, "epsilon", f"a {type(value).__name__}", "a Python number", "It is static.")
-        )
+    value = number(op, "epsilon", value, "It is static.")
     numbers = np.finfo(np.float32)
-    value = value.item() if isinstance(value, np.generic) else value
     if value != 0 and not float(numbers.tiny) <= value <= float(numbers.max):
         want = f"0 or a float32 of {numbers.tiny:.4g} to {numbers.max:.4g}"
         raise ValueError(wrong(op, "epsilon", repr(value), want, "Use 1e-6."))

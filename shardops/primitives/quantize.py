@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from shardops import config, routing
@@ -14,6 +13,7 @@ from shardops.op import Arrays, compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.quantize_local import Form
 from shardops.primitives.quantize_op import MagnitudesOp, QuantizeOp
+from shardops.primitives.saved import packed, unpacked
 from shardops.primitives.scaled import ScaledArray, ScalingMode
 from shardops.primitives.scaling import FORMATS, tensor_scale_inv
 from shardops.quantizer import Quantizer
@@ -110,12 +110,7 @@ def _named(_: None, __: None, array: jax.Array) -> jax.Array:
 
 
 def _with_name(array: jax.Array) -> jax.Array:
-    if array.dtype.itemsize > 1:
-        return checkpoint_name(array, QUANTIZED)
-    # By its bits: what a policy saves of floats JAX rounds to their exponent and mantissa, of
-    # which float8_e4m3fn has more numbers than it allows for: those above 240 become NaN.
-    bits = jax.lax.bitcast_convert_type(array, jnp.uint8)
-    return jax.lax.bitcast_convert_type(checkpoint_name(bits, QUANTIZED), array.dtype)
+    return unpacked(checkpoint_name(packed(array), QUANTIZED))
 
 
 # The derivative exists so that products of quantised arrays see that one is asked for.

@@ -66,11 +66,8 @@ def softmax(
 
 
 def _scale(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        fix = "It is static: multiply x by a scale that is an array."
-        got = f"a {type(value).__name__}"
-        raise TypeError(wrong("softmax", "scale", got, "a Python number", fix))
-    value = value.item() if isinstance(value, np.generic) else value
+    fix = "It is static: multiply x by a scale that is an array."
+    value = check.number("softmax", "scale", value, fix)
     if not abs(value) <= float(np.finfo(np.float32).max):
         fix = "Use 1 / sqrt(d) or the like."
         raise ValueError(wrong("softmax", "scale", repr(value), "a finite float32", fix))

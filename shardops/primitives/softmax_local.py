@@ -6,6 +6,8 @@ import numpy as np
 
 from shardops.primitives.local import local_primitive
 
+_OF_WHOLE_LOGITS = 1e-35  # times float32's largest number: exp of its negative is 0
+
 
 def forward_reference(
     x: jax.Array,
@@ -40,12 +42,14 @@ def forward_reference(
 
 
 def _weights(v: jax.Array, top: jax.Array, magnitude: float) -> jax.Array:
-    """exp(magnitude · (v - top)): the difference first, of halves where that could overflow.
+    """exp(magnitude · (v - top)): the difference first.
 
     Of scaled logits XLA may round one before the difference and not the other, and then half a unit
-    in the last place of a large logit goes into exp.
+    in the last place of a large logit goes into exp. A difference that overflows has the weight 0,
+    as it should, unless the magnitude is next to nothing: those are taken of halves, which would
+    cost others the halves that are subnormal, for devices may take these as 0.
     """
-    if 2 * magnitude > float(np.finfo(np.float32).max):
+    if magnitude > _OF_WHOLE_LOGITS:
         return jnp.exp((v - top) * magnitude)
     return jnp.exp((0.5 * v - 0.5 * top) * (2 * magnitude))
 
@@ -91,7 +95,7 @@ def _forward_kernel(
 ) -> tuple[jax.Array, ...]:
     from shardops.kernels import softmax as kernels  # CUDA only: not imported on other machines
 
-    if x.shape[-1] > kernels.MAX_KEYS:
+    if x.shape[-1] > kernels.MAX_KEYS or abs(scale) > kernels.MAX_SCALE:
         return forward_reference(x, *extra, scale=scale, mask=mask, diagonal=diagonal, first=first)
     rest = iter(extra)
     hidden = next(rest) if mask else None

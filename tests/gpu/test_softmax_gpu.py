@@ -12,7 +12,9 @@ import pytest
 import shardops as so
 from shardops.primitives.softmax_local import local_backward, local_forward
 from tests.closeness import assert_close, epsilon
+from tests.primitives import test_softmax_large
 from tests.primitives import test_softmax_reference as oracle
+from tests.primitives.test_softmax_large import ENDS
 
 LENGTHS = (
     1,
@@ -221,6 +223,12 @@ def test_no_rows_launch_nothing_and_leave_the_device_well():
     y, pull = jax.vjp(so.softmax, x)
     assert y.shape == pull(y)[0].shape == x.shape
     assert float(jnp.arange(8.0).sum()) == 28
+
+
+@pytest.mark.parametrize(("row", "scale"), ENDS)
+def test_logits_and_scales_at_the_ends_of_float32(row, scale):
+    """Largest scales go without a kernel."""
+    test_softmax_large.test_logits_and_scales_at_the_ends_of_float32(row * 40, scale)
 
 
 @pytest.mark.parametrize("keys", [24, 2048])

@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from shardops.kernels.softmax import MAX_SCALE
 from shardops.kernels.softmax_plan import Geometry
 from shardops.kernels.target import target_for
 from tests.closeness import epsilon
@@ -172,9 +173,10 @@ def test_gradient_of_not_finite_stays_in_its_row(geometry, built, rng):
 
 def test_logits_far_apart_and_far_from_zero(built):
     """Neither the difference nor its product with the scale may overflow into NaN."""
-    for scale in (1e-38, -1e-38, 1.0, -3e38):
-        case = Case((2, 8), "float32", scale=scale)
-        x = np.array([[3e38, -3e38, 0, 1, 2, 3, 3e38, 1e38], [1e10] * 8], np.float32)
+    for scale in (1e-38, -1e-38, 1.0, -MAX_SCALE):
+        case = Case((3, 8), "float32", scale=scale)
+        near = [2e-38, -1.5e-38, 0, 1e-38, 2e-38, -2e-38, 3e-38, 0]
+        x = np.array([[3e38, -3e38, 0, 1, 2, 3, 3e38, 1e38], [1e10] * 8, near], np.float32)
         want = forward_float64(x, np.zeros(x.shape, bool), scale)
         for geometry in (Geometry("registers", 4, 8), STAGED, LONG):
             got = run_forward(case, TARGET, built, x, geometry=geometry)

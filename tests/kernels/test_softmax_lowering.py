@@ -55,6 +55,14 @@ def test_kernels_are_chosen_by_length_and_gpu():
     assert names(2**18, OLD) == ["softmax_forward_long"] * 2
 
 
+@pytest.mark.parametrize(("scale", "forward"), [(1.17e38, 1), (-1.17e38, 1), (-1.19e38, 0)])
+def test_scale_too_large_for_the_kernel_goes_without(scale, forward):
+    """2 log2(e) times it is no float32."""
+    step = jax.grad(lambda x: so.softmax(x, scale=scale)[0, 0])
+    names = [name for name, *_ in launches(lowered(step, ((8, 1024), jnp.float32)))]
+    assert names == ["softmax_forward"] * forward + ["softmax_backward"]
+
+
 def test_sharded_queries_bring_their_offset_as_an_operand():
     mesh = jax.make_mesh((4,), ("sp",), axis_types=(jax.sharding.AxisType.Explicit,))
 
