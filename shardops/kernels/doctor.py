@@ -241,14 +241,13 @@ def _what_runs(
         modes = [f"gemm of 8-bit operands, {name}" for name in _SCALES]
         return dict.fromkeys(ops, "jnp") | dict.fromkeys(modes, "jnp, dequantised")
     section = {}
-    told = [name for name, part in parts.items() if isinstance(part, KernelUnavailableError)]
+    kernels = {"cublasLt": _by_cublaslt(parts), "nvrtc": _by_nvrtc(settings, arch, parts)}
+    wanted = set()  # of these
     for library, ops in _OPS.items():
-        kernel = _by_cublaslt(parts) if library == "cublasLt" else _by_nvrtc(settings, arch, parts)
-        wanted = any(config.runs_as_kernel(n) for op in ops for n in (op, f"{op}.grad"))
-        if kernel.startswith("fails") and wanted and not {library, "extension"} & {*told}:
-            found.problems.append(f"kernels for {arch}: {kernel}")
+        if any(config.runs_as_kernel(n) for op in ops for n in (op, f"{op}.grad")):
+            wanted.add(library)
         for op in ops:
-            section[op] = _chosen(settings, op, kernel)
+            section[op] = _chosen(settings, op, kernels[library])
     for name, (kind, lhs, rhs) in _SCALES.items():
         label = f"gemm of 8-bit operands, {name}"
         section[label] = section["gemm"]
@@ -260,8 +259,13 @@ def _what_runs(
             if native and kind != "tensor" and _numbers(str(parts["cublasLt"])) < (12, 9):
                 section[label] = f"{_WIDE}: cuBLASLt is older than 12.9"
             elif native and kind == "mxfp8":
-                ordering = _by_nvrtc(settings, arch, parts)  # of the scales
-                section[label] = ordering if ordering.startswith("fails") else section[label]
+                wanted.add("nvrtc")  # orders the scales
+                if kernels["nvrtc"].startswith("fails"):
+                    section[label] = kernels["nvrtc"]
+    told = {name for name, part in parts.items() if isinstance(part, KernelUnavailableError)}
+    for library, kernel in kernels.items():
+        if kernel.startswith("fails") and library in wanted and not {library, "extension"} & told:
+            found.problems.append(f"kernels for {arch}: {kernel}")
     return section
 
 

@@ -111,15 +111,18 @@ def find_library(name: str) -> str:
     Raises: KernelUnavailableError that lists all that was tried.
     """
     library = LIBRARIES[name]
-    tried: list[str] = []
+    tried: dict[str, str] = {}
     for candidate in _candidates(library):
+        if candidate in tried:  # folders are named more than once
+            continue
         complaint = _complaint(candidate, library)
         if complaint is None:
             return candidate
-        tried.append(f"{candidate} ({complaint})")
+        tried[candidate] = complaint
+    complaints = "; ".join(f"{candidate} ({complaint})" for candidate, complaint in tried.items())
     raise KernelUnavailableError(
         f"kernels: the library {name} is missing; expected one of {', '.join(library.sonames)}. "
-        f"{library.fix} Tried: {'; '.join(tried)}."
+        f"{library.fix} Tried: {complaints}."
     )
 
 
@@ -158,6 +161,6 @@ def _complaint(candidate: str, library: Library) -> str | None:
     try:
         loaded = ctypes.CDLL(candidate)
     except OSError as error:
-        return str(error)
+        return str(error).removeprefix(f"{candidate}: ")
     missing = [symbol for symbol in library.symbols if not hasattr(loaded, symbol)]
     return f"lacks {', '.join(missing)}" if missing else None

@@ -224,6 +224,10 @@ def test_doctor_of_a_gpu_that_is_elsewhere(machine):
     runs = without.sections["what runs on sm_100"]
     assert runs[MXFP8] == "fails: SHARDOPS_NVRTC is 0, and there is no pack"
     assert runs[TENSOR].startswith("native")
+    # Nothing else may want one.
+    alone = machine(capability="10.0", SHARDOPS_KERNELS="gemm.*", SHARDOPS_NVRTC=0)
+    assert alone.problems == [f"kernels for sm_100: {runs[MXFP8]}"]
+    assert machine(capability="9.0", SHARDOPS_KERNELS="gemm.*", SHARDOPS_NVRTC=0).problems == []
 
 
 @pytest.mark.parametrize("arch", ["hopper", "sm_75", "sm_90a"])

@@ -53,7 +53,17 @@ def test_find_library_names_all_it_tried(places: Path) -> None:
     assert "kernels: the library probe is missing; expected one of lib" in text
     assert "Install probe." in text
     for soname in library.LIBRARIES["probe"].sonames:
-        assert f"{soname} (" in text
+        assert text.count(soname) == 2, "expected, and tried"
+        assert f"{soname} (cannot open shared object file" in text
+
+
+@needs_compiler
+def test_find_library_tries_each_place_once(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = make_library(places / f"cuda/lib64/lib{places.name}.so.13", "probe_old")
+    monkeypatch.setenv("CUDA_PATH", str(places / "cuda"))
+    with pytest.raises(KernelUnavailableError) as caught:
+        library.find_library("probe")
+    assert str(caught.value).count(f"{old} (") == 1
 
 
 @needs_compiler
