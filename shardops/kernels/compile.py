@@ -14,6 +14,7 @@ from typing import Any
 from shardops import config, errors
 from shardops.kernels import nvrtc
 from shardops.kernels.cache import FORMAT, KernelDirectory
+from shardops.kernels.forking import undivided
 from shardops.kernels.resources import resources
 from shardops.version import __version__
 
@@ -109,6 +110,7 @@ def key_of(file: str, name: str, constants: Constants, arch: str) -> str:
     return _digest(source_text(file, constants), name, arch, _STANDARD, FORMAT.decode())
 
 
+@undivided()
 def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:
     """Returns a kernel's machine code: from memory, the kernel pack, the disk cache, or NVRTC.
 
@@ -124,6 +126,7 @@ def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:
 def begin(file: str, name: str, constants: Constants, arch: str) -> None:
     """Starts to get a kernel that `cubin` will be asked for soon: NVRTC uses one core a kernel."""
 
+    @undivided()
     def take() -> None:
         with suppress(errors.KernelUnavailableError):  # which `cubin` raises where it is wanted
             _taken(file, name, constants, arch)
@@ -142,6 +145,7 @@ def _taken(file: str, name: str, constants: Constants, arch: str) -> tuple[_Kern
         return kernel, kernel.code
 
 
+@undivided()
 def available(file: str, name: str, constants: Constants, arch: str) -> bool:
     """Whether a kernel may be had: for what does without, NVRTC itself is not asked."""
     settings = config.get()
@@ -151,6 +155,7 @@ def available(file: str, name: str, constants: Constants, arch: str) -> bool:
     return _once(pack_directory(settings.kernel_pack)).read(key) is not None
 
 
+@undivided()
 def clear_memory() -> None:
     """Forgets the kernels and sources of this process; the disk cache stays."""
     with _lock:
@@ -181,6 +186,7 @@ def compile_kernel(
     return code, about
 
 
+@undivided()
 def compile_text(text: str, name: str, arch: str, *, report: bool = False) -> tuple[bytes, str]:
     """Compiles without caches; returns the machine code and, with `report`, ptxas's account.
 

@@ -15,6 +15,7 @@ import jax
 from jax.extend import backend
 
 from shardops.errors import KernelUnavailableError
+from shardops.kernels.forking import undivided
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Library:
       folders: where NVIDIA's wheels put it, under site-packages/nvidia.
       symbols: functions of every version that will do.
       fix: how to get it.
+      shared: with JAX; what the process has loaded goes before what is installed.
     """
 
     sonames: tuple[str, ...]
     folders: tuple[str, ...]
     symbols: tuple[str, ...]
     fix: str
+    shared: bool = True
 
 
 LIBRARIES = {
@@ -53,6 +56,9 @@ LIBRARIES = {
         ("nvrtcVersion", "nvrtcCompileProgram", "nvrtcGetCUBIN"),
         "pip install nvidia-cuda-nvrtc (CUDA 13) or nvidia-cuda-nvrtc-cu12, or set CUDA_HOME to a "
         "CUDA toolkit.",
+        # What kernels are compiled by, and known by on disk, is not to depend on what else a
+        # program imports; and the newer one may know a GPU that another package's does not.
+        shared=False,
     ),
 }
 
@@ -68,7 +74,7 @@ def core() -> ModuleType:
     Raises: KernelUnavailableError where the extension or a library is missing.
     """
     has_devices = "cuda" in backend.backends()  # types must be registered after the backend exists
-    with _lock:
+    with undivided(), _lock:
         return _core(has_devices)
 
 
@@ -105,8 +111,8 @@ def find_library(name: str) -> str:
     """Return what to dlopen for "cuda", "cublasLt" or "nvrtc": a path, or a name the linker knows.
 
     Looks at what the process has loaded (JAX's own, so that versions never mix), NVIDIA's wheels,
-    CUDA_HOME and CUDA_PATH, and the linker's search path. A library that does not load, or lacks a
-    function that is needed, is passed over.
+    CUDA_HOME and CUDA_PATH, and the linker's search path; for NVRTC at the wheels first. A library
+    that does not load, or lacks a function that is needed, is passed over.
 
     Raises: KernelUnavailableError that lists all that was tried.
     """
@@ -132,13 +138,11 @@ def loaded(name: str) -> list[str]:
 
 
 def _candidates(library: Library) -> Iterator[str]:
-    yield from _loaded(library.sonames)
-    for root in sys.path:
-        for folder in library.folders:
-            for soname in library.sonames:
-                path = Path(root) / "nvidia" / folder / soname
-                if path.exists():
-                    yield str(path)
+    if library.shared:
+        yield from _loaded(library.sonames)
+    yield from _in_wheels(library)
+    if not library.shared:
+        yield from _loaded(library.sonames)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := os.environ.get(variable):
             for folder in ("lib64", "lib", "targets/x86_64-linux/lib"):
@@ -147,6 +151,15 @@ def _candidates(library: Library) -> Iterator[str]:
                     if path.exists():
                         yield str(path)
     yield from library.sonames
+
+
+def _in_wheels(library: Library) -> Iterator[str]:
+    for root in sys.path:
+        for folder in library.folders:
+            for soname in library.sonames:
+                path = Path(root) / "nvidia" / folder / soname
+                if path.exists():
+                    yield str(path)
 
 
 def _loaded(sonames: tuple[str, ...]) -> list[str]:

@@ -1,9 +1,9 @@
 """Launch plans of the norms with quantised results: pure functions of shapes, types and the GPU.
 
-Where rows alone are wanted a row is held in registers, and its blocks of scales in a warp; blocks of
-threads take a row each, or rows in turn (norm_quantized_rows.py). Columns want tiles of many rows
-(norm_quantized_tiles.py), and some rows are faster by them. Of longer rows than registers hold there
-is no plan: those take y in float32, and then what quantises arrays.
+Where rows alone are wanted a row is held in registers, and its blocks of scales in a warp: each
+block of threads has one, or takes rows in turn (norm_quantized_rows.py). Columns want tiles of many
+rows (norm_quantized_tiles.py), by which some rows are faster too. Of longer rows than registers
+hold there is no plan: those take y in float32, and then what quantises arrays.
 """
 
 from dataclasses import dataclass, replace

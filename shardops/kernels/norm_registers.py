@@ -31,8 +31,8 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
     """As few threads a row as reach the memory's speed: 32 to 64 bytes each, more where LayerNorm
     sums twice and short rows fit a warp.
 
-    512 to 1024 threads a multiprocessor, as rows, gamma and beta leave registers, half of them with
-    a residual; the register bound that comes with it makes LayerNorm up to a third faster than none.
+    512 to 1024 threads a multiprocessor, as rows, gamma and beta leave registers; half of them with
+    a residual. The bound of registers that comes with it makes LayerNorm up to a third faster.
     """
     wide = problem.registers(problem.x) == 4
     if wide and problem.vectors <= 256 and problem.kind == "layer":

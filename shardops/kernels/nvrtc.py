@@ -79,6 +79,6 @@ def _version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
     if status != 0:
         raise KernelUnavailableError(
             f"kernels: nvrtcVersion returned {status}; expected success. Reinstall the NVRTC that "
-            f"is loaded, {', '.join(library.loaded('nvrtc'))}."
+            f"is used, {library.find_library('nvrtc')}."
         )
     return major.value, minor.value

@@ -40,7 +40,7 @@ def _extension() -> str:
 
 def _nvrtc() -> str:
     version = compile.nvrtc_version()  # loads it
-    return " ".join([version, *library.loaded("nvrtc")])
+    return f"{version} {library.find_library('nvrtc')}"
 
 
 def _cublaslt() -> str:

@@ -1,5 +1,7 @@
 """Finding CUDA's libraries, and registering the extension."""
 
+import ctypes
+import dataclasses
 import importlib.util
 import shutil
 import subprocess
@@ -75,6 +77,24 @@ def test_find_library_prefers_wheels_to_cuda_home(places: Path) -> None:
     in_wheel = make_library(places / f"site/nvidia/probe/lib/lib{places.name}.so.12", *symbols)
     assert library.find_library("probe") == str(in_home), "versions never mix in a process"
     assert str(in_wheel) in list(library._candidates(library.LIBRARIES["probe"]))
+
+
+@needs_compiler
+def test_find_library_of_its_own_prefers_wheels_to_what_is_loaded(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which compiler there is does not depend on the imports of a program."""
+    assert not library.LIBRARIES["nvrtc"].shared
+    own = dataclasses.replace(library.LIBRARIES["probe"], shared=False)
+    monkeypatch.setitem(library.LIBRARIES, "probe", own)
+    soname, symbols = own.sonames[0], ("probe_new", "probe_old")
+    loaded = make_library(places / f"elsewhere/{soname}", *symbols)
+    ctypes.CDLL(str(loaded))
+    in_home = make_library(places / f"cuda/lib64/{soname}", *symbols)
+    assert library.find_library("probe") == str(loaded)
+    in_wheel = make_library(places / f"site/nvidia/cu13/lib/{soname}", *symbols)
+    assert library.find_library("probe") == str(in_wheel)
+    assert str(in_home) in library._candidates(own)
 
 
 @needs_compiler
