@@ -13,6 +13,7 @@ from shardops.primitives import check
 from shardops.primitives.norm_op import Kind, NormBackward, NormForward
 from shardops.primitives.quantize import assembled, form_of, named, quantized_by
 from shardops.primitives.quantize_op import QuantizeOp
+from shardops.primitives.saved import packed, unpacked
 from shardops.primitives.scaling import ScalingMode
 from shardops.quantizer import Quantizer
 from shardops.rules.rowwise import Stats
@@ -178,11 +179,16 @@ def _norm(
     return (named(out[0]), out[1]) if return_input else named(out)
 
 
+def _normalise(op: NormForward, return_input: bool, *operands: Any) -> Any:
+    """-> y, or (y, h)."""
+    return unpacked(_packed_norm(op, return_input, *operands))
+
+
 @with_derivative
-def _normalise(
+def _packed_norm(
     op: NormForward, return_input: bool, x: Any, gamma: Any, beta: Any, add: Any, scale: Any = None
 ) -> Any:
-    """-> y, or (y, h). Without `add`, h is x itself: its cotangent still joins dx in the kernel."""
+    """Without `add`, h is x itself: its cotangent still joins dx in the kernel."""
     return _save(op, return_input, x, gamma, beta, add, scale)[0]
 
 
@@ -198,7 +204,7 @@ def _save(
         rstd,
         *(None if a is None else array_type.Type.of(a) for a in (x, beta, add)),
     )
-    return ((y, h) if return_input else y), saved
+    return packed((y, h) if return_input else y, powers_of_two_alone=True), saved
 
 
 def _forward(op: NormForward, operands: list[jax.Array], scale: Any) -> tuple[Any, Any, Any, Any]:
@@ -249,7 +255,7 @@ def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> A
         )
 
 
-_normalise.defvjp(_save, _pull)
+_packed_norm.defvjp(_save, _pull)
 _compiled_norm = markable(compiled(_normalise))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from shardops import config, routing
@@ -101,7 +102,12 @@ def named(scaled: ScaledArray) -> ScaledArray:
     fields = ["data", "transposed_data", "transposed_scale_inv"]
     fields += [] if scaled.block is None else ["scale_inv"]
     given = {name: getattr(scaled, name) for name in fields}
-    return replace(scaled, **{k: _named(None, None, a) for k, a in given.items() if a is not None})
+    return replace(scaled, **{k: _named_field(a) for k, a in given.items() if a is not None})
+
+
+def _named_field(array: jax.Array) -> jax.Array:
+    powers_of_two = array.dtype == jnp.float8_e8m0fnu  # which have no cotangent of zeros
+    return _with_name(array) if powers_of_two else _named(None, None, array)
 
 
 @with_derivative
@@ -147,14 +153,20 @@ def quantized_by(op: QuantizeOp, x: jax.Array, scale_inv: Any, straight: jax.Arr
     return assembled(form, routing.run(op, operands, ()), scale_inv, amax, straight)
 
 
-@with_derivative
 def _quantize(op: QuantizeOp, _: None, x: jax.Array, scale_inv: Any) -> ScaledArray:
-    """Without `straight`. Rounding has no derivative: it is that of nothing."""
-    return replace(quantized_by(op, x, scale_inv, x), straight=None)
+    """Without `straight`."""
+    return unpacked(_packed_quantize(op, None, x, scale_inv))
 
 
-_quantize.defvjp(
-    lambda op, _, x, scale_inv: (_quantize(op, None, x, scale_inv), None),
+@with_derivative
+def _packed_quantize(op: QuantizeOp, _: None, x: jax.Array, scale_inv: Any) -> ScaledArray:
+    """Rounding has no derivative: it is that of nothing."""
+    scaled = replace(quantized_by(op, x, scale_inv, x), straight=None)
+    return packed(scaled, powers_of_two_alone=True)
+
+
+_packed_quantize.defvjp(
+    lambda op, _, x, scale_inv: (_packed_quantize(op, None, x, scale_inv), None),
     lambda op, _, saved, cotangents: (None, None),
 )
 _compiled_quantize = markable(compiled(_quantize))

@@ -1,7 +1,11 @@
-"""What the passes of a derivative keep of 8-bit arrays: their bits.
+"""8-bit arrays as their bits, where JAX would take them for floats like others.
 
 What `jax.checkpoint` saves of floats it rounds to their format's exponent and mantissa, as IEEE 754
 counts these: of float8_e4m3fn, numbers above 240 become NaN and subnormal ones 0.
+
+Of a result of a function with a derivative of its own JAX makes a cotangent of zeros where it has
+none. A power of two, float8_e8m0fnu, is never zero: what it makes is NaN, which `jax_debug_nans`
+finds.
 """
 
 from dataclasses import dataclass
@@ -19,11 +23,13 @@ class _Bits:
     dtype: Any
 
 
-def packed(tree: Any) -> Any:
+def packed(tree: Any, *, powers_of_two_alone: bool = False) -> Any:
     """`tree`, of each 8-bit float the bits."""
 
     def pack(array: jax.Array) -> Any:
         if array.dtype.itemsize > 1 or not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        if powers_of_two_alone and array.dtype != jnp.float8_e8m0fnu:
             return array
         return _Bits(jax.lax.bitcast_convert_type(array, jnp.uint8), array.dtype)
 
