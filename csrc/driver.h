@@ -64,6 +64,19 @@ class ContextScope {
   const cu::Result result_;
 };
 
+// While it lives, what this thread does may not end captures of streams.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { Exchange(); }
+  ~RelaxedCapture() { Exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void Exchange() { Driver::Get().functions().ThreadExchangeStreamCaptureMode(&mode_); }
+  cu::CaptureMode mode_ = cu::CaptureMode::kRelaxed;
+};
+
 }  // namespace shardops
 
 #endif  // SHARDOPS_CSRC_DRIVER_H_

@@ -38,19 +38,6 @@ Pattern PatternOf(const GemmSlot& slot) {
   return {};
 }
 
-// While it lives, what this thread does may not end captures of other threads' streams.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { Exchange(); }
-  ~RelaxedCapture() { Exchange(); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  void Exchange() { Driver::Get().functions().ThreadExchangeStreamCaptureMode(&mode_); }
-  cu::CaptureMode mode_ = cu::CaptureMode::kRelaxed;
-};
-
 // The context is current as long as it lives.
 class Bench {
  public:

@@ -220,22 +220,32 @@ ffi::Error Kernel::Prepare(int ordinal) {
   return ffi::Error::Success();
 }
 
-ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<void*>& operands,
+ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<Region>& operands,
                           const std::vector<Region>& results) {
   if (ffi::Error error = Prepare(ordinal); error.failure()) return error;
-  Driver& driver = Driver::Get();
-  auto context = driver.ContextOf(ordinal);
+  auto context = Driver::Get().ContextOf(ordinal);
   if (!context.has_value()) return context.error();
   ContextScope scope(*context);
   if (scope.result() != cu::Result::kSuccess) {
-    return driver.Error(kOp, "cuCtxPushCurrent", scope.result(), Describe());
+    return Driver::Get().Error(kOp, "cuCtxPushCurrent", scope.result(), Describe());
   }
+  std::vector<Region> arrays = operands;
+  arrays.insert(arrays.end(), results.begin(), results.end());
+  ffi::Error error = copies_.Replace(ordinal, stream, spec_.align, operands.size(), arrays);
+  if (error.success()) error = LaunchOn(ordinal, stream, arrays, operands.size());
+  return error.success() ? AlignedCopies::Return(stream, arrays, results) : error;
+}
+
+ffi::Error Kernel::LaunchOn(int ordinal, cu::Stream stream, std::vector<Region>& arrays,
+                            size_t operands) {
+  Driver& driver = Driver::Get();
+  const int64_t results = arrays.size() - operands;
   for (int64_t index : spec_.zeroed) {
-    if (index < 0 || index >= static_cast<int64_t>(results.size())) {
+    if (index < 0 || index >= results) {
       return InvalidAttribute(kOp, "zeroed", index,
-                              "the index of one of " + std::to_string(results.size()) + " results");
+                              "the index of one of " + std::to_string(results) + " results");
     }
-    const Region& r = results[index];
+    const Region& r = arrays[operands + index];
     if (r.bytes == 0) continue;
     cu::Result result =
         driver.functions().MemsetD8Async(reinterpret_cast<cu::Pointer>(r.data), 0, r.bytes, stream);
@@ -244,19 +254,9 @@ ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<void
     }
   }
   // The driver copies each parameter from where its entry points.
-  std::vector<void*> pointers = operands;
-  for (const Region& r : results) pointers.push_back(r.data);
-  for (size_t i = 0; i < pointers.size(); ++i) {
-    const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointers[i]) %
-                                              static_cast<uintptr_t>(spec_.align));
-    if (past == 0) continue;
-    return Invalid(kOp, "the address of array " + std::to_string(i) + " of " + Describe() + " is " +
-                            std::to_string(past) + " modulo " + std::to_string(spec_.align) +
-                            "; expected 0. Copy the array, or so.use_kernels('').");
-  }
   std::vector<void*> parameters;
-  parameters.reserve(pointers.size() + offsets_.size());
-  for (void*& pointer : pointers) parameters.push_back(&pointer);
+  parameters.reserve(arrays.size() + offsets_.size());
+  for (Region& array : arrays) parameters.push_back(&array.data);
   for (size_t offset : offsets_) parameters.push_back(&scalars_[offset]);
 
   auto dim = [](int64_t d) { return static_cast<unsigned>(d); };

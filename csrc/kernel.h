@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "aligned_copies.h"
 #include "cuda_abi.h"
 #include "driver.h"
 #include "errors.h"
@@ -25,7 +26,7 @@ struct LaunchSpec {
   Dims grid{1, 1, 1}, block{1, 1, 1}, cluster{1, 1, 1};
   int64_t shared_bytes = 0;
   int64_t early = 0;             // 1: see launch.cc
-  int64_t align = 1;             // of every address
+  int64_t align = 1;             // of every address that the kernel is given
   std::vector<uint8_t> scalars;  // packed
   std::vector<int64_t> sizes;    // of each scalar, in bytes
   std::vector<int64_t> zeroed;   // indices of results
@@ -73,11 +74,6 @@ class Kernel {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  struct Region {
-    void* data;
-    size_t bytes;
-  };
-
   // Checks the attributes. Loads the cubin too where there is a driver: a machine without one can
   // compile for a GPU.
   static ffi::ErrorOr<std::unique_ptr<Kernel>> Make(const LaunchSpec& spec);
@@ -85,20 +81,22 @@ class Kernel {
   // Does what may not happen while a stream is captured. Later calls cost one atomic load.
   ffi::Error Prepare(int ordinal);
 
-  // Parameters: operands, results, scalars.
-  ffi::Error Launch(int ordinal, cu::Stream stream, const std::vector<void*>& operands,
+  // Parameters: operands, results, scalars. Arrays that do not lie on `align` are copied.
+  ffi::Error Launch(int ordinal, cu::Stream stream, const std::vector<Region>& operands,
                     const std::vector<Region>& results);
 
  private:
   Kernel(const LaunchSpec& spec, Cubin& cubin);
   ffi::Error Check() const;
   std::string Describe() const;
+  ffi::Error LaunchOn(int ordinal, cu::Stream stream, std::vector<Region>& arrays, size_t operands);
 
   LaunchSpec spec_;  // without its cubin
   Cubin& cubin_;
   std::vector<std::max_align_t> scalars_;  // each at an aligned address of its own
   std::vector<size_t> offsets_;            // of the scalars, in elements of scalars_
   std::array<std::atomic<cu::Function>, kMaxDevices> functions_ = {};
+  AlignedCopies copies_;
 };
 
 // For the tests: how often each thing happened in this process.

@@ -12,7 +12,8 @@
 //   zeroed        int64[]   indices of results that are set to zero first, on the stream
 //   early         int64     1: it may start before what precedes it on the stream has ended, since
 //                           the kernel waits for that itself; may be left out
-//   align         int64     what each address must be a multiple of; may be left out
+//   align         int64     what each address that the kernel gets is a multiple of; may be left
+//                           out
 // Kernel parameters, in order: operand addresses, result addresses, scalars.
 //
 // Stages. instantiate checks the attributes and loads the code, once a process for each distinct
@@ -116,14 +117,14 @@ ffi::Error Execute(cu::Stream stream, int32_t device, Kernel* kernel, ffi::Remai
 
 ffi::Error ExecuteLaunch(cu::Stream stream, int32_t device, Kernel* kernel, ffi::RemainingArgs args,
                          ffi::RemainingRets rets) {
-  std::vector<void*> operands;
-  operands.reserve(args.size() + rets.size());
+  std::vector<Region> operands;
+  operands.reserve(args.size());
   for (size_t i = 0; i < args.size(); ++i) {
     auto buffer = args.get<ffi::AnyBuffer>(i);
     if (!buffer.has_value()) return buffer.error();
-    operands.push_back(buffer->untyped_data());
+    operands.push_back({buffer->untyped_data(), buffer->size_bytes()});
   }
-  std::vector<Kernel::Region> results;
+  std::vector<Region> results;
   results.reserve(rets.size());
   for (size_t i = 0; i < rets.size(); ++i) {
     auto buffer = rets.get<ffi::AnyBuffer>(i);

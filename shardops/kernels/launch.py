@@ -40,7 +40,8 @@ class Launch:
       zeroed: indices of results that are set to zero before the launch.
       early: it may start before what precedes it on the stream has ended; its kernel waits for that
         before it reads or writes. Of sm_90 and newer.
-      align: what the address of each operand and result must be a multiple of, in bytes.
+      align: what the kernel takes each address for a multiple of, in bytes; arrays that lie elsewhere
+        are copied, before and after the launch.
     """
 
     kernel: Kernel

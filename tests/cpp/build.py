@@ -13,6 +13,7 @@ SOURCES = ROOT / "csrc"
 TESTS = ROOT / "tests" / "cpp"
 # What the tests of the classes need: the FFI handlers need XLA to be called.
 CLASSES = (
+    "aligned_copies.cc",
     "driver.cc",
     "kernel.cc",
     "cublaslt.cc",

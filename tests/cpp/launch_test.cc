@@ -1,4 +1,5 @@
-// Kernel on the stand-in driver: parameters, zeroing, limits, the cubin cache, errors, threads.
+// Kernel on the stand-in driver: parameters, zeroing, copies, limits, the cubin cache, errors,
+// threads.
 #include <array>
 #include <cstring>
 #include <thread>
@@ -19,7 +20,7 @@ void AddScalar(LaunchSpec& spec, T value) {
   spec.sizes.push_back(sizeof(T));
 }
 
-LaunchSpec Spec(const char* name, const char* cubin = "FAKE: axpy shape three") {
+LaunchSpec Spec(const char* name, const char* cubin = "FAKE: axpy words shape three") {
   LaunchSpec spec;
   spec.name = name;
   spec.cubin = std::string(cubin) + '\0';
@@ -50,17 +51,17 @@ std::vector<int32_t> ShapeOf(const LaunchSpec& spec, int device = 0) {
 void TestParameters() {
   float x[3] = {1, 2, 3}, y[3] = {10, 20, 30}, out[3] = {1000, 1000, 1000};
   LaunchSpec spec = Axpy(2.0f, 3);
-  ffi::Error error = Make(spec)->Launch(0, nullptr, {x, y}, {{out, sizeof(out)}});
+  ffi::Error error = Make(spec)->Launch(0, nullptr, {{x, 12}, {y, 12}}, {{out, 12}});
   CHECK(error.success() && out[0] == 1012 && out[2] == 1036, Message(error));
 
   spec.zeroed = {0};
-  error = Make(spec)->Launch(1, nullptr, {x, y}, {{out, sizeof(out)}});
+  error = Make(spec)->Launch(1, nullptr, {{x, 12}, {y, 12}}, {{out, 12}});
   CHECK(error.success() && out[0] == 12 && out[2] == 36, Message(error));
 
   const int64_t before = fake_cuda_counters().memsets;
   LaunchSpec none = Axpy(2.0f, 0);
   none.zeroed = {0};
-  error = Make(none)->Launch(0, nullptr, {x, y}, {{nullptr, 0}});
+  error = Make(none)->Launch(0, nullptr, {{x, 12}, {y, 12}}, {{nullptr, 0}});
   CHECK(error.success() && fake_cuda_counters().memsets == before, "an empty result is not set");
 
   LaunchSpec three = Spec("three");
@@ -102,16 +103,40 @@ void TestEarly() {
   CHECK(ShapeOf(spec)[6] == 2 && fake_cuda_counters().early_launches == before + 1);
 }
 
-void TestAlignment() {
-  LaunchSpec spec = Spec("shape");
+// Each array at each place of a word, also while a stream is captured: the kernel gets addresses of
+// whole words, and what is around the result stays.
+void TestCopies() {
+  LaunchSpec spec = Axpy(2.0f, 3);
+  spec.name = "words";
   spec.align = 16;
+  spec.zeroed = {0};
+  const int64_t live = fake_cuda_live();
   auto kernel = Make(spec);
-  alignas(16) std::array<int32_t, 14> out = {};
   CHECK(kernel->Prepare(0).success());
-  CHECK(kernel->Launch(0, nullptr, {}, {{out.data(), 40}}).success());
-  ffi::Error error = kernel->Launch(0, nullptr, {}, {{out.data() + 1, 40}});
-  CHECK(error.failure() && Message(error).find("is 4 modulo 16; expected 0") != std::string::npos,
-        Message(error));
+  for (const bool captured : {false, true}) {
+    for (int i = 0; i < 64; ++i) {
+      alignas(16) float x[8] = {}, y[8] = {}, out[8] = {7, 7, 7, 7, 7, 7, 7, 7};
+      const int at[3] = {i % 4, i / 4 % 4, i / 16};
+      for (int j = 0; j < 3; ++j) x[at[0] + j] = j + 1.0f, y[at[1] + j] = 10.0f * i;
+      fake_cuda_capture(captured);
+      ffi::Error error =
+          kernel->Launch(0, nullptr, {{x + at[0], 12}, {y + at[1], 12}}, {{out + at[2], 12}});
+      fake_cuda_capture(false);
+      CHECK(error.success(), Message(error));
+      for (int j = 0; j < 8; ++j) {
+        const int of = j - at[2];
+        CHECK(out[j] == (of < 0 || of > 2 ? 7.0f : 2.0f * (of + 1) + 10.0f * i));
+      }
+    }
+  }
+  CHECK(fake_cuda_live() == live + 3, "the copies stay for the next launch");
+  kernel.reset();
+  CHECK(fake_cuda_live() == live);
+
+  alignas(16) static float large[4] = {};
+  const std::string text = Message(
+      Make(spec)->Launch(0, nullptr, {{large + 1, size_t{1} << 40}, {large, 12}}, {{large, 12}}));
+  CHECK(Contains(text, "cuMemAlloc failed") && Contains(text, "array 0 is not where"), text);
 }
 
 void TestCache() {
@@ -168,7 +193,7 @@ void TestErrors() {
   LaunchSpec spec = Axpy(1.0f, 1);
   spec.zeroed = {1};
   float x[1] = {0};
-  std::string text = Message(Make(spec)->Launch(0, nullptr, {x, x}, {{x, 4}}));
+  std::string text = Message(Make(spec)->Launch(0, nullptr, {{x, 4}, {x, 4}}, {{x, 4}}));
   CHECK(Contains(text, "'zeroed' is 1; expected the index of one of 1 results."), text);
   text = Message(Make(Axpy(1.0f, 1))->Prepare(2));
   CHECK(Contains(text, "cuDeviceGet failed with CUDA_ERROR_INVALID_DEVICE for device 2."), text);
@@ -219,7 +244,7 @@ int main(int argc, char** argv) {
     TestParameters();
     TestShapes();
     TestEarly();
-    TestAlignment();
+    TestCopies();
     TestCache();
     TestCapture();
     TestErrors();

@@ -37,9 +37,12 @@ def run(
     results: list[np.ndarray],
     scalars: list[np.generic],
 ) -> None:
-    """Launches on host memory: `results` are written in place."""
+    """Launches on host memory: `results` are written in place.
+
+    On copies of arrays that do not lie where the kernel wants them, as csrc/aligned_copies.cc has it.
+    """
     library = _built(launch, directory)
-    arrays = [*operands, *results]
+    arrays = [_placed(array, launch.align) for array in (*operands, *results)]
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
     packed = [np.asarray(scalar) for scalar in scalars]
     addresses = [ctypes.addressof(pointer) for pointer in pointers]
@@ -54,6 +57,19 @@ def run(
         (ctypes.c_void_p * len(addresses))(*addresses),
     )
     assert broken == 0, f"{launch.kernel.name}: its threads wait for each other"
+    for result, written in zip(results, arrays[len(operands) :], strict=True):
+        if written is not result:
+            result[...] = written
+
+
+def _placed(array: np.ndarray, align: int) -> np.ndarray:
+    if array.ctypes.data % align == 0:
+        return array
+    memory = np.empty(array.nbytes + align, np.uint8)
+    start = -memory.ctypes.data % align
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def _built(launch: Launch, directory: pathlib.Path) -> ctypes.CDLL:
