@@ -40,8 +40,8 @@ class Launch:
       zeroed: indices of results that are set to zero before the launch.
       early: it may start before what precedes it on the stream has ended; its kernel waits for that
         before it reads or writes. Of sm_90 and newer.
-      align: what the kernel takes each address for a multiple of, in bytes; arrays that lie elsewhere
-        are copied, before and after the launch.
+      align: what the kernel takes each address for a multiple of, in bytes; arrays that lie
+        elsewhere are copied, before and after the launch.
     """
 
     kernel: Kernel
@@ -55,9 +55,9 @@ class Launch:
 
 
 def begin(launches: Sequence[Launch]) -> None:
-    """Gets kernels that are called soon, at the same time, while the first of them is called."""
+    """Gets kernels that are called soon, at the same time, while another is called."""
     arch = target.current_target().arch
-    for kernel in (launch.kernel for launch in launches[1:]):
+    for kernel in (launch.kernel for launch in launches):
         compile.begin(kernel.file, kernel.name, kernel.constants, arch)
 
 

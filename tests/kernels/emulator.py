@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Launches on host memory: `results` are written in place.
 
-    On copies of arrays that do not lie where the kernel wants them, as csrc/aligned_copies.cc has it.
+    Arrays that do not lie where the kernel wants them are copied, as csrc/aligned_copies.cc has it.
     """
     library = _built(launch, directory)
     arrays = [_placed(array, launch.align) for array in (*operands, *results)]
