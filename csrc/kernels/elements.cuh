@@ -4,10 +4,10 @@
 // kVectors vectors; thread t of the row's kThreads owns vectors t, t + kThreads, t + 2·kThreads,
 // ... so neighbouring threads touch neighbouring addresses.
 //
-// Alignment: a vector moves as words of up to 16 bytes where every pointer of the launch allows it.
-// That is only known at run time (a buffer may be a slice of another), so a branch, the same for
-// the whole grid, picks words or single elements. Kernels that hold rows in registers are compiled
-// for both; the others take a loop over single elements, which is quicker to compile.
+// Alignment: a vector moves as words of up to 16 bytes. Launches whose plan says so (`align`) have
+// every pointer on 16 bytes: those of other arrays are those of copies (csrc/aligned_copies.h).
+// Kernels of other launches find out by themselves, and a branch, the same for the whole grid,
+// picks words or single elements.
 #pragma once
 #include "ptx.cuh"
 
@@ -87,6 +87,12 @@ template <int kLength, typename T>
 __device__ __forceinline__ unsigned misplaced_bytes(const T* pointer) {
   constexpr int kBytes = Vector<T, kLength>::kBytes;
   return reinterpret_cast<unsigned long long>(pointer) % (kBytes < 16 ? kBytes : 16);
+}
+// Never so where the launch has all pointers on 16 bytes. But the compiler does not know that, and
+// neither moves loads from behind such a branch to before it nor keeps what they read so long.
+template <int kLength, typename T>
+__device__ __forceinline__ bool is_misplaced(const T* pointer) {
+  return misplaced_bytes<kLength>(pointer) != 0;
 }
 template <int kLength, typename... Pointers>
 __device__ __forceinline__ bool is_aligned(const Pointers*... pointers) {
@@ -191,48 +197,30 @@ struct RowSlice {
     return kExact || i * kThreads + static_cast<int>(threadIdx.x) < kVectors;
   }
 
-  // Vectors past the row's end, and those of an inactive row, are zero.
+  // Vectors past the row's end, and those of an inactive row, are zero. One address a thread: the
+  // others are constants away.
   template <bool kStream, typename T>
   static __device__ __forceinline__ void load_all(Vector<T, kLength> (&to)[kCount], const T* row,
-                                                  bool active, bool aligned) {
-    if (aligned) {
-      load_each<true, kStream>(to, row, active);
-    } else {
-      load_each<false, kStream>(to, row, active);
-    }
-  }
-
-  template <bool kStream, typename T>
-  static __device__ __forceinline__ void store_all(T* row, const Vector<T, kLength> (&from)[kCount],
-                                                   bool active, bool aligned) {
-    if (!active) return;
-    if (aligned) {
-      store_each<true, kStream>(row, from);
-    } else {
-      store_each<false, kStream>(row, from);
-    }
-  }
-
- private:
-  template <bool kAligned, bool kStream, typename T>
-  static __device__ __forceinline__ void load_each(Vector<T, kLength> (&to)[kCount], const T* row,
-                                                   bool active) {
+                                                  bool active) {
+    const T* const own = row + column(0);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (active && owns(i)) {
-        to[i] = load<kAligned, kStream, kLength>(row + column(i));
+        to[i] = load<true, kStream, kLength>(own + i * kThreads * kLength);
       } else {
         to[i] = Vector<T, kLength>{};
       }
     }
   }
 
-  template <bool kAligned, bool kStream, typename T>
-  static __device__ __forceinline__ void store_each(T* row,
-                                                    const Vector<T, kLength> (&from)[kCount]) {
+  template <bool kStream, typename T>
+  static __device__ __forceinline__ void store_all(T* row, const Vector<T, kLength> (&from)[kCount],
+                                                   bool active) {
+    if (!active) return;
+    T* const own = row + column(0);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (owns(i)) store<kAligned, kStream, kLength>(row + column(i), from[i]);
+      if (owns(i)) store<true, kStream, kLength>(own + i * kThreads * kLength, from[i]);
     }
   }
 };

@@ -43,11 +43,11 @@ struct RowInput {
 
 __device__ __forceinline__ void load_row(RowInput& to, const X* __restrict__ dy,
                                          const X* __restrict__ x, const float* __restrict__ mean,
-                                         const float* __restrict__ rstd, long long row, bool active,
-                                         bool aligned) {
+                                         const float* __restrict__ rstd, long long row,
+                                         bool active) {
   const long long offset = row * kCols;
-  Slice::load_all<false>(to.x, x + offset, active, aligned);
-  Slice::load_all<false>(to.dy, dy + offset, active, aligned);
+  Slice::load_all<false>(to.x, x + offset, active);
+  Slice::load_all<false>(to.dy, dy + offset, active);
   to.mean = LAYER && active ? mean[row] : 0.0f;
   to.rstd = active ? rstd[row] : 0.0f;
 }
@@ -111,14 +111,8 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   constexpr const float* mean = nullptr;
 #endif
 
-  bool aligned = is_aligned<kLength>(x) && is_aligned<kLength>(dy) && is_aligned<kLength>(dx) &&
-                 is_aligned<kLength>(gamma);
-#if HAS_ADD
-  aligned = aligned && is_aligned<kLength>(dh);
-#endif
-
   Vector<Gamma, kLength> scale[kCount];
-  if constexpr (HOLD_GAMMA) Slice::load_all<false>(scale, gamma, true, aligned);
+  if constexpr (HOLD_GAMMA) Slice::load_all<false>(scale, gamma, true);
 
   float gamma_sums[kCount][kLength] = {};
 #if HAS_BETA
@@ -129,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   long long first = static_cast<long long>(blockIdx.x) * kRowsPerBlock;
   RowInput next;
   if constexpr (PREFETCH) {
-    load_row(next, dy, x, mean, rstd, first + threadIdx.y, first + threadIdx.y < rows, aligned);
+    load_row(next, dy, x, mean, rstd, first + threadIdx.y, first + threadIdx.y < rows);
   }
   // The bound is the block's first row: all its threads make the same number of turns, as the
   // reduction wants. Rows past the end read as zero and add nothing.
@@ -139,15 +133,15 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     RowInput in;
     if constexpr (PREFETCH) {
       in = next;
-      load_row(next, dy, x, mean, rstd, row + stride, row + stride < rows, aligned);
+      load_row(next, dy, x, mean, rstd, row + stride, row + stride < rows);
     } else {
-      load_row(in, dy, x, mean, rstd, row, active, aligned);
+      load_row(in, dy, x, mean, rstd, row, active);
     }
 #if HAS_ADD
     Vector<X, kLength> residual[kCount];
-    Slice::load_all<false>(residual, dh + row * kCols, active, aligned);
+    Slice::load_all<false>(residual, dh + row * kCols, active);
 #endif
-    if constexpr (!HOLD_GAMMA) Slice::load_all<false>(scale, gamma, true, aligned);
+    if constexpr (!HOLD_GAMMA) Slice::load_all<false>(scale, gamma, true);
 
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -198,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
       }
       result[i] = rounded<X>(values);
     }
-    Slice::store_all<true>(dx + row * kCols, result, active, aligned);
+    Slice::store_all<true>(dx + row * kCols, result, active);
   }
 
   const long long block_offset = static_cast<long long>(blockIdx.x) * kCols;

@@ -6,8 +6,10 @@
 //   y = (h - mean) · rstd · g + beta,  g = gamma or 1 + gamma (ZERO_CENTERED), rounded once
 //
 // Layout: x, add, y, h [rows, COLS] row-major; gamma, beta [COLS]; mean, rstd [rows] float32.
-// Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row; the grid strides
-// over rows. A thread reads its vectors of the row once, keeps them, and writes the same places.
+// Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row, blocks for all rows.
+// A thread reads its vectors of the row once, keeps them, and writes the same places.
+//
+// All pointers are on 16 bytes.
 #include "norm_values.cuh"
 #include "reduce.cuh"
 
@@ -28,16 +30,15 @@ using Statistics = RowSum<kThreadsPerRow, kRowsPerBlock, 1>;
 
 // Replaces the row by its result. gamma and beta are read where they are used, since to hold all of
 // a float32 pair of them would take more registers than the row itself.
-template <bool kAligned>
 __device__ __forceinline__ void scale_row(Vector<X, kLength> (&values)[Slice::kCount],
                                           const Gamma* __restrict__ gamma,
                                           const Beta* __restrict__ beta, float mean, float rstd) {
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) {
     if (!Slice::owns(i)) continue;
-    const Vector<Gamma, kLength> scale = load<kAligned, false, kLength>(gamma + Slice::column(i));
+    const Vector<Gamma, kLength> scale = load<true, false, kLength>(gamma + Slice::column(i));
 #if HAS_BETA
-    const Vector<Beta, kLength> shift = load<kAligned, false, kLength>(beta + Slice::column(i));
+    const Vector<Beta, kLength> shift = load<true, false, kLength>(beta + Slice::column(i));
 #endif
     values[i].forget();
     float result[kLength];
@@ -75,84 +76,68 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
 
-  bool aligned = is_aligned<kLength>(x) && is_aligned<kLength>(y) && is_aligned<kLength>(gamma);
-#if HAS_BETA
-  aligned = aligned && is_aligned<kLength>(beta);
-#endif
+  const long long row = static_cast<long long>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
+  const bool active = kRowsPerBlock == 1 || row < rows;
+  const long long offset = row * kCols;
+
+  Vector<X, kLength> values[Slice::kCount];
+  Slice::load_all<kStream>(values, x + offset, active);
 #if HAS_ADD
-  aligned = aligned && is_aligned<kLength>(add) && is_aligned<kLength>(h);
+  Vector<X, kLength> addend[Slice::kCount];
+  Slice::load_all<kStream>(addend, add + offset, active);
+#pragma unroll
+  for (int i = 0; i < Slice::kCount; ++i) {
+    float total[kLength];
+#pragma unroll
+    for (int j = 0; j < kLength; ++j) {
+      total[j] = values[i].at(j) + addend[i].at(j);
+    }
+    values[i] = rounded<X>(total);
+  }
+  Slice::store_all<kStream>(h + offset, values, active);
 #endif
 
-  const long long stride = static_cast<long long>(gridDim.x) * kRowsPerBlock;
-  // The bound is the block's first row: all its threads make the same number of turns, as the
-  // reduction wants.
-  for (long long first = static_cast<long long>(blockIdx.x) * kRowsPerBlock; first < rows;
-       first += stride) {
-    const long long row = first + threadIdx.y;
-    const bool active = row < rows;
-    const long long offset = row * kCols;
-
-    Vector<X, kLength> values[Slice::kCount];
-    Slice::load_all<kStream>(values, x + offset, active, aligned);
-#if HAS_ADD
-    Vector<X, kLength> addend[Slice::kCount];
-    Slice::load_all<kStream>(addend, add + offset, active, aligned);
+  const auto squares_about = [&](float centre) {
+    float total = 0.0f;
 #pragma unroll
     for (int i = 0; i < Slice::kCount; ++i) {
-      float total[kLength];
+      values[i].forget();
+      if (!Slice::owns(i)) continue;  // (0 - centre)^2 must not count
 #pragma unroll
       for (int j = 0; j < kLength; ++j) {
-        total[j] = values[i].at(j) + addend[i].at(j);
+        const float centred = values[i].at(j) - centre;
+        total += centred * centred;
       }
-      values[i] = rounded<X>(total);
     }
-    Slice::store_all<kStream>(h + offset, values, active, aligned);
-#endif
-
-    const auto squares_about = [&](float centre) {
-      float total = 0.0f;
-#pragma unroll
-      for (int i = 0; i < Slice::kCount; ++i) {
-        values[i].forget();
-        if (!Slice::owns(i)) continue;  // (0 - centre)^2 must not count
-#pragma unroll
-        for (int j = 0; j < kLength; ++j) {
-          const float centred = values[i].at(j) - centre;
-          total += centred * centred;
-        }
-      }
-      return total;
-    };
+    return total;
+  };
 #if LAYER
-    float mean;
-    float squares;
-    float sum = 0.0f;
+  float mean;
+  float squares;
+  float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Slice::kCount; ++i) {
+  for (int i = 0; i < Slice::kCount; ++i) {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
-    }
-    statistics(sum, squares_about, mean, squares);
-#else
-    constexpr float mean = 0.0f;
-    float sums[1] = {squares_about(mean)};
-    statistics(sums);
-    const float squares = sums[0];
-#endif
-    const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
-
-    if (active && threadIdx.x == 0) {
-#if LAYER
-      mean_out[row] = mean;
-#endif
-      rstd_out[row] = rstd;
-    }
-
-    if (aligned) {
-      scale_row<true>(values, gamma, beta, mean, rstd);
-    } else {
-      scale_row<false>(values, gamma, beta, mean, rstd);
-    }
-    Slice::store_all<kStream>(y + offset, values, active, aligned);
+    for (int j = 0; j < kLength; ++j) sum += values[i].at(j);
   }
+  statistics(sum, squares_about, mean, squares);
+#else
+  constexpr float mean = 0.0f;
+  float sums[1] = {squares_about(mean)};
+  statistics(sums);
+  const float squares = sums[0];
+#endif
+  const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
+
+  if (active && threadIdx.x == 0) {
+#if LAYER
+    mean_out[row] = mean;
+#endif
+    rstd_out[row] = rstd;
+  }
+
+  // Where rows are packed and gamma is too, its loads wait for the row's statistics.
+  if (sizeof(X) < 4 && sizeof(Gamma) < 4 && is_misplaced<kLength>(gamma)) return;
+  scale_row(values, gamma, beta, mean, rstd);
+  Slice::store_all<kStream>(y + offset, values, active);
 }

@@ -35,17 +35,11 @@ using Data = float;
 using Data = unsigned char;
 #endif
 
-__device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength], float factor,
-                                             bool aligned) {
+__device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength], float factor) {
 #if WRITES == 2
-  Vector<float, kLength> values = rounded<float>(y);
-  if (aligned) {
-    store<true, true, kLength>(to, values);
-  } else {
-    store<false, true, kLength>(to, values);
-  }
+  store<true, true, kLength>(to, rounded<float>(y));
 #else
-  write_fp8(to, y, factor, aligned);
+  write_fp8(to, y, factor, true);
 #endif
 }
 
@@ -82,17 +76,6 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
                    float epsilon) {
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
-  bool aligned = is_aligned<kLength>(x);
-#if WRITES
-  aligned = aligned && is_aligned<kLength>(gamma) &&
-            reinterpret_cast<unsigned long long>(data) % (kQuantizes ? kLength : 16) == 0;
-#endif
-#if WRITES && HAS_BETA
-  aligned = aligned && is_aligned<kLength>(beta);
-#endif
-#if HAS_ADD
-  aligned = aligned && is_aligned<kLength>(add) && is_aligned<kLength>(h);
-#endif
   const long long row = static_cast<long long>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
   const bool active = row < rows;
   const long long offset = row * kCols;
@@ -102,13 +85,13 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
 #endif
 
   Vector<X, kLength> values[Slice::kCount];
-  Slice::load_all<true>(values, x + offset, active, aligned);
+  Slice::load_all<true>(values, x + offset, active);
 #if HAS_ADD
   Vector<X, kLength> addend[Slice::kCount];
-  Slice::load_all<true>(addend, add + offset, active, aligned);
+  Slice::load_all<true>(addend, add + offset, active);
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) values[i] = sum_of<kLength>(values[i], addend[i]);
-  Slice::store_all<true>(h + offset, values, active, aligned);
+  Slice::store_all<true>(h + offset, values, active);
 #endif
 #if AMAX
   const unsigned seen = seen_so_far(amax + entry);
@@ -159,11 +142,9 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
     const bool owned = active && Slice::owns(i);
     float y[kLength] = {};
     if (owned) {
-      const Vector<Gamma, kLength> scale = aligned ? load<true, false, kLength>(gamma + column)
-                                                   : load<false, false, kLength>(gamma + column);
+      const Vector<Gamma, kLength> scale = load<true, false, kLength>(gamma + column);
 #if HAS_BETA
-      const Vector<Beta, kLength> shift = aligned ? load<true, false, kLength>(beta + column)
-                                                  : load<false, false, kLength>(beta + column);
+      const Vector<Beta, kLength> shift = load<true, false, kLength>(beta + column);
 #endif
       values[i].forget();
 #pragma unroll
@@ -189,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
       scales[row * kScalesOfRow + column / kBlock] = scaling.written;
     }
 #endif
-    if (owned) write_values(data + offset + column, y, factor, aligned);
+    if (owned) write_values(data + offset + column, y, factor);
   }
 #if AMAX
   constexpr int kLanes = kThreadsPerRow < 32 ? kThreadsPerRow : 32;

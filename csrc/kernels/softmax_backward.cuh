@@ -7,26 +7,6 @@
 // Threads: as in softmax_forward.cuh. A thread reads its pieces of dy and y once and keeps them.
 #include "softmax_pieces.cuh"
 
-__device__ __forceinline__ void backward_by_elements(const X* __restrict__ dy,
-                                                     const X* __restrict__ y,
-                                                     const int* __restrict__ first,
-                                                     X* __restrict__ dx, const Params& p) {
-  for_each_row(p.rows, [&](long long row, int lane) {
-    const int count = keys_of(row, nullptr, first, p).count;
-    const X *dy_row = dy + row * kCols, *y_row = y + row * kCols;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int c = lane; c < count; c += 32) sum += element(y_row[c]) * element(dy_row[c]);
-    sum = sum_lanes<32>(sum);
-#pragma unroll 1
-    for (int c = lane; c < kCols; c += 32) {
-      float result = 0.0f;
-      if (!CAUSAL || c < count) result = p.scale * element(y_row[c]) * (element(dy_row[c]) - sum);
-      set_element<true>(dx + row * kCols + c, result);
-    }
-  });
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     softmax_backward(const X* __restrict__ dy, const X* __restrict__ y,
 #if FIRST
@@ -36,10 +16,6 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
 #if !FIRST
   constexpr const int* first = nullptr;
 #endif
-  if (!share_words(dy, y, dx)) {
-    backward_by_elements(dy, y, first, dx, p);
-    return;
-  }
   extern __shared__ __align__(16) float shared[];
   Exchange<kThreads, kRows, kParts> exchange(shared);
   const int part = kParts > 1 ? static_cast<int>(cluster_rank()) : 0;

@@ -16,33 +16,6 @@
 // does not do so past a branch; that this one is never taken it does not know.
 constexpr bool kCrowded = !HOLD && kCount >= 8 && sizeof(X) < 4;
 
-__device__ __forceinline__ void forward_by_elements(const X* __restrict__ x,
-                                                    const unsigned char* __restrict__ mask,
-                                                    const int* __restrict__ first,
-                                                    X* __restrict__ y, const Params& p) {
-  for_each_row(p.rows, [&](long long row, int lane) {
-    const Keys keys = keys_of(row, mask, first, p);
-    const X* x_row = x + row * kCols;
-    Part part = {negative_infinity(), 0.0f};
-#pragma unroll 1
-    for (int c = lane; c < keys.count; c += 32) {
-      const float v = logit_at(x_row, c, keys);
-      const float top = fmaxf(part.top, v);
-      part.sum =
-          part.sum * weight(part.top, base_of(top), p.scale) + weight(v, base_of(top), p.scale);
-      part.top = top;
-    }
-    part = merged_lanes<32>(part, p.scale);
-    const float inverse = fast_reciprocal(part.sum);
-#pragma unroll 1
-    for (int c = lane; c < kCols; c += 32) {
-      float result = weight(logit_at(x_row, c, keys), base_of(part.top), p.scale) * inverse;
-      if (!(part.sum > 0.0f)) result = is_seen(keys, c) ? not_a_number() : 0.0f;
-      set_element<true>(y + row * kCols + c, result);
-    }
-  });
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     softmax_forward(const X* __restrict__ x,
 #if MASK
@@ -58,10 +31,6 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
 #if !FIRST
   constexpr const int* first = nullptr;
 #endif
-  if (!share_words(x, y)) {
-    forward_by_elements(x, mask, first, y, p);
-    return;
-  }
   extern __shared__ __align__(16) float shared[];
   Exchange<kThreads, kRows, kParts> exchange(shared);
   const int part = kParts > 1 ? static_cast<int>(cluster_rank()) : 0;
@@ -149,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     if (!active) continue;
 
     const bool has_edge = !kEven && pieces.edge < kCols;
-    if (!(total.sum > 0.0f)) {
+    // Of a row that sees all keys, 0 or NaN times the reciprocal of 0 or NaN is NaN by itself.
+    if ((MASK || CAUSAL) && !(total.sum > 0.0f)) {
 #pragma unroll 1
       for (int i = 0; i < kCount; ++i) {
         const int column = pieces.column(i);

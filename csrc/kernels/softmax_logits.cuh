@@ -107,13 +107,6 @@ __device__ __forceinline__ void add_words(Part& part, const Word (&words)[kWords
   part.top = top;
 }
 
-// A logit that lies in memory, -inf where its key is hidden.
-__device__ __forceinline__ float logit_at(const X* row, int column, const Keys& keys) {
-  if (!is_seen(keys, column)) return negative_infinity();
-  const float v = signed_logit(element(row[column]));
-  return SCALE_SIGN == 0 ? v * 0.0f : v;
-}
-
 // A word's softmax. `inverse`: weights.rest / the row's sum, which is positive.
 __device__ __forceinline__ Word softmax_of(const Word& word, const Weights& weights,
                                            float inverse) {

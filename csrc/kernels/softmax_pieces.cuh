@@ -4,9 +4,7 @@
 // words, kThreads apart, none of which holds anything of another row. Of the elements outside them,
 // fewer than two words, the row's first threads have one each.
 //
-// Where the pointers of a launch differ in alignment, there are no pieces: a warp goes through a
-// row's elements, in loops that are not unrolled, for little code. A branch, the same for all
-// threads, decides.
+// All pointers of the launch are on 16 bytes.
 #pragma once
 #include "softmax_hiding.cuh"
 #include "softmax_reduce.cuh"
@@ -98,20 +96,6 @@ struct Pieces {
     if (!kEven && edge < kCols && edge >= count) set_element<true>(row + edge, 0.0f);
   }
 };
-
-// Calls use(row, lane) for each of the rows, a warp a row. Warps past the last row do that one
-// again: all of a block make the same number of turns, which the compiler can see.
-template <typename Use>
-__device__ __forceinline__ void for_each_row(long long rows, const Use& use) {
-  constexpr int kWarps = kThreads * kRows / 32;
-  const int thread = static_cast<int>(threadIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-#pragma unroll 1
-  for (long long first = static_cast<long long>(blockIdx.x) * kWarps; first < rows;
-       first += static_cast<long long>(gridDim.x) * kWarps) {
-    const long long row = first + thread / 32;
-    use(row < rows ? row : rows - 1, thread % 32);
-  }
-}
 
 // Makes the compiler unpack words anew: it would keep the elements unpacked since the words' last
 // use, twice the registers. ptxas sees through an empty asm, not through an unknown 0.

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from shardops.kernels import norm_registers, norm_split, norm_staged_choice, tuned
-from shardops.kernels.launch import MAX_GRID, Kernel, Launch
+from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_split import Split, Sums
@@ -52,11 +52,11 @@ def forward_plan(
     if isinstance(geometry, Staged):
         return ForwardPlan(staged_forward(problem, target, geometry))
     constants = (*_constants(problem, geometry), ("STREAM", 1))
-    grid = min(_blocks(problem, geometry), MAX_GRID)
     main = Launch(
         Kernel("norm_forward.cuh", "norm_forward", constants),
-        (grid, 1, 1),
+        (_blocks(problem, geometry), 1, 1),
         (geometry.threads_per_row, geometry.rows_per_block, 1),
+        align=16,
     )
     return ForwardPlan(main)
 
@@ -81,6 +81,7 @@ def backward_plan(
         Kernel("norm_backward.cuh", "norm_backward", _constants(problem, geometry) + own),
         (grid, 1, 1),
         (geometry.threads_per_row, geometry.rows_per_block, 1),
+        align=16,
     )
     finish = _finish(problem, target, geometry.min_blocks)
     return BackwardPlan(main, finish, (problem.sums, grid, problem.cols))

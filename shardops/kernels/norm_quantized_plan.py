@@ -164,4 +164,5 @@ def _rows(problem: QuantizedNorm, geometry: RowGeometry, writes: int) -> Launch:
         (-(-norm.rows // geometry.rows_per_block), 1, 1),
         (geometry.threads_per_row, geometry.rows_per_block, 1),
         zeroed=(1,) * amax,
+        align=16,
     )

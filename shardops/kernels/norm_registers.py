@@ -78,7 +78,7 @@ def _layer_norm_threads(problem: NormProblem, target: Target, threads: int, regi
     """
     ends_early = problem.vectors % threads != 0
     if target.arch not in _TAKES_A_FEW_MORE:
-        return 896 if ends_early else 1024
+        return 896 if ends_early or problem.registers(problem.gamma) > 4 else 1024
     if registers > 24:
         return 512
     return 768 if ends_early or problem.registers(problem.gamma) > 4 else 896

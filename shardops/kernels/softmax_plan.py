@@ -83,7 +83,7 @@ def _plan(
         kernel = Kernel(f"{name}.cuh", name, (*constants, ("ROWS_PER_BLOCK", geometry.rows)))
         cluster = (geometry.parts, 1, 1)
         shared = exchange_bytes(geometry, geometry.parts)
-        return Plan((Launch(kernel, (grid, 1, 1), block, cluster, shared),))
+        return Plan((Launch(kernel, (grid, 1, 1), block, cluster, shared, align=16),))
     if geometry.kind == "staged":
         constants += (("BATCH", geometry.batch),)
         kernel = Kernel(f"{name}_staged.cuh", f"{name}_staged", constants)
