@@ -125,6 +125,9 @@ def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:
 
 def begin(file: str, name: str, constants: Constants, arch: str) -> None:
     """Starts to get a kernel that `cubin` will be asked for soon: NVRTC uses one core a kernel."""
+    with _lock:
+        if key_of(file, name, constants, arch) in _memory:  # or on its way there
+            return
 
     @undivided()
     def take() -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops.kernels import launch
-from shardops.kernels.norm_plan import backward_plan, forward_plan
+from shardops.kernels.norm_plan import BackwardPlan, backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import current_target
 
@@ -53,7 +53,7 @@ def norm_forward(
     if plan.sums is None:
         operands = [operand for operand in (x, gamma, beta, add) if operand is not None]
         return launch.call(plan.main, operands, [like_x, *hidden, *statistics], scalars)
-    launch.begin([plan.sums.launch, plan.main])
+    launch.begin([plan.main])
     workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
     operands = [x] if add is None else [x, add]
     *h, moments = launch.call(plan.sums.launch, operands, [*hidden, workspace], scalars[:1])
@@ -85,18 +85,11 @@ def norm_backward(
     Returns: dx as x; dgamma [n] float32; dbeta [n] float32, only with `beta`. dgamma and dbeta are
       sums over this device's rows.
     """
-    problem = NormProblem(
-        *x.shape,
-        kind=kind,
-        x=x.dtype.name,
-        gamma=gamma.dtype.name,
-        beta=gamma.dtype.name if beta else None,
-        add=dh is not None,
-        zero_centered=zero_centered_gamma,
+    problem = _backward_problem(
+        x, gamma, kind=kind, zero_centered=zero_centered_gamma, beta=beta, residual=dh is not None
     )
     plan = backward_plan(problem, current_target())
-    sums = [] if plan.sums is None else [plan.sums.launch]
-    launch.begin([*sums, plan.main, plan.finish])
+    launch.begin(_launches(plan)[1:])
     rows = [np.int64(problem.rows)]
     operands = [operand for operand in (dy, x, gamma, mean, rstd) if operand is not None]
     last = [] if dh is None else [dh]
@@ -114,3 +107,38 @@ def norm_backward(
     )
     parameters = [jax.ShapeDtypeStruct(gamma.shape, jnp.float32)] * problem.sums
     return dx, *launch.call(plan.finish, [partials], parameters, [np.int32(plan.workspace[1])])
+
+
+def begin_backward(
+    x: jax.Array,
+    gamma: jax.Array,
+    *,
+    kind: Kind,
+    zero_centered_gamma: bool,
+    beta: bool,
+    residual: bool,
+) -> None:
+    """Starts to get the kernels of `norm_backward`, whose call is lowered later."""
+    problem = _backward_problem(
+        x, gamma, kind=kind, zero_centered=zero_centered_gamma, beta=beta, residual=residual
+    )
+    launch.begin(_launches(backward_plan(problem, current_target())))
+
+
+def _backward_problem(
+    x: jax.Array, gamma: jax.Array, *, kind: Kind, zero_centered: bool, beta: bool, residual: bool
+) -> NormProblem:
+    return NormProblem(
+        *x.shape,
+        kind=kind,
+        x=x.dtype.name,
+        gamma=gamma.dtype.name,
+        beta=gamma.dtype.name if beta else None,
+        add=residual,
+        zero_centered=zero_centered,
+    )
+
+
+def _launches(plan: BackwardPlan) -> list[launch.Launch]:
+    sums = [] if plan.sums is None else [plan.sums.launch]
+    return [*sums, plan.main, plan.finish]

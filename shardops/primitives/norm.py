@@ -10,7 +10,7 @@ from shardops.errors import wrong
 from shardops.fusing.marking import markable
 from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
-from shardops.primitives.norm_op import Kind, NormBackward, NormForward
+from shardops.primitives.norm_op import Kind, NormBackward, NormForward, Pulled
 from shardops.primitives.quantize import assembled, form_of, named, quantized_by
 from shardops.primitives.quantize_op import QuantizeOp
 from shardops.primitives.saved import packed, unpacked
@@ -255,7 +255,14 @@ def _pull(op: NormForward, return_input: bool, saved: Any, cotangents: Any) -> A
         )
 
 
-_packed_norm.defvjp(_save, _pull)
+def _save_for_gradient(op: NormForward, return_input: bool, *operands: Any) -> Any:
+    """As `_save`, and the gradient's kernels are got ready together with the forward's."""
+    if config.runs_as_kernel(f"{op.kind}_norm.grad"):
+        op = replace(op, pulled=Pulled(residual=return_input))
+    return _save(op, return_input, *operands)
+
+
+_packed_norm.defvjp(_save_for_gradient, _pull)
 _compiled_norm = markable(compiled(_normalise))
 
 

@@ -2,16 +2,27 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from shardops.kernels import norm as kernels
 from shardops.primitives.local import local_primitive
 from shardops.primitives.quantize_local import Form, local_quantize, problem_of, quantized
 from shardops.rules.spec import Axes
 
 Kind = Literal["layer", "rms"]
+
+
+class Pulled(NamedTuple):
+    """What is known of the gradient when the forward is lowered: its kernels are begun then.
+
+    Args:
+      residual: whether a cotangent of h joins dx.
+    """
+
+    residual: bool
 
 
 def _mean(x: jax.Array, axes: Axes) -> jax.Array:
@@ -40,13 +51,15 @@ def forward_reference(
     axes: Axes = (),
     form: Form | None = None,
     wide: bool = False,
+    pulled: Pulled | None = None,
 ) -> tuple[jax.Array, ...]:
     """The norm in jnp: what the kernel computes, and what a CPU runs.
 
     Quantised (`form`, its scale the last of `extra`) are the float32 values of y, which are never
     rounded to the dtype of x: in the place of y are the results of `quantized`. `wide`: y stays
-    in float32.
+    in float32. `pulled` is for the kernel.
     """
+    del pulled
     rest = iter(extra)
     shift = next(rest) if beta else None
     h = x
@@ -140,10 +153,18 @@ def _forward_kernel(
     add: bool,
     form: Form | None = None,
     wide: bool = False,
+    pulled: Pulled | None = None,
     **statics: Any,
 ) -> tuple[jax.Array, ...]:
-    from shardops.kernels import norm as kernels  # CUDA only: not imported on other machines
-
+    if pulled is not None:
+        kernels.begin_backward(
+            _flat(x),
+            gamma,
+            kind=statics["kind"],
+            zero_centered_gamma=statics["zero_centered_gamma"],
+            beta=beta,
+            residual=pulled.residual,
+        )
     rest = iter(extra)
     shift = next(rest) if beta else None
     residual = next(rest) if add else None
@@ -165,7 +186,7 @@ def _quantized_kernel(
     statics: dict[str, Any],
 ) -> tuple[jax.Array, ...]:
     """y quantised, in one launch or two that write no y; without a form, y in float32."""
-    from shardops.kernels import norm, norm_quantized
+    from shardops.kernels import norm_quantized
 
     arrays = [a for a in (x, gamma, shift, residual) if a is not None]
     given = [] if scale is None else [scale]
@@ -186,7 +207,7 @@ def _quantized_kernel(
     if residual is not None:
         # XLA would drop the cast to 16 bits and back, and the norm be of another h.
         h = jax.lax.optimization_barrier(_sum(x, residual))
-    y, *values = norm.norm_forward(_flat(h.astype(jnp.float32)), gamma, shift, None, **statics)
+    y, *values = kernels.norm_forward(_flat(h.astype(jnp.float32)), gamma, shift, None, **statics)
     values = [v.reshape(x.shape[:-1]) for v in values]
     return (y.reshape(x.shape), *(() if residual is None else (h,)), *values)
 
@@ -200,8 +221,6 @@ def _backward_kernel(
     kind: Kind,
     **statics: Any,
 ) -> tuple[jax.Array, ...]:
-    from shardops.kernels import norm as kernels
-
     rest = iter(extra)
     mean = next(rest).reshape(-1) if kind == "layer" else None
     rstd = next(rest).reshape(-1)

@@ -12,6 +12,7 @@ from shardops.moving import carry_out
 from shardops.op import Arrays, Call, Inner, Placement, Shapes, Wanted, with_new_dim
 from shardops.primitives.norm_local import (
     Kind,
+    Pulled,
     backward_reference,
     forward_reference,
     local_backward,
@@ -44,6 +45,7 @@ class NormForward:
     kernel: bool
     form: Form | None = None
     wide: bool = False  # y in float32, not in the dtype of x
+    pulled: Pulled | None = None
 
     @property
     def scope(self) -> str:
@@ -150,6 +152,7 @@ class NormForward:
             "zero_centered_gamma": self.zero_centered_gamma,
             "form": self.form,
             "wide": self.wide,
+            **({} if self.pulled is None else {"pulled": self.pulled}),
         }
 
     def vmapped(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardops.kernels import softmax as kernels
 from shardops.primitives.local import local_primitive
 
 _OF_WHOLE_LOGITS = 1e-35  # times float32's largest number: exp of its negative is 0
@@ -93,8 +94,6 @@ def _forward_kernel(
     diagonal: int | None,
     first: bool,
 ) -> tuple[jax.Array, ...]:
-    from shardops.kernels import softmax as kernels  # CUDA only: not imported on other machines
-
     if x.shape[-1] > kernels.MAX_KEYS or abs(scale) > kernels.MAX_SCALE:
         return forward_reference(x, *extra, scale=scale, mask=mask, diagonal=diagonal, first=first)
     rest = iter(extra)
@@ -111,8 +110,6 @@ def _backward_kernel(
     diagonal: int | None = None,
     first: bool = False,
 ) -> tuple[jax.Array, ...]:
-    from shardops.kernels import softmax as kernels
-
     if y.shape[-1] > kernels.MAX_KEYS:
         return backward_reference(dy, y, *extra, scale=scale, diagonal=diagonal, first=first)
     row = extra[0] if first else None

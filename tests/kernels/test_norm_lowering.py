@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import shardops as so
 from shardops import errors
 from shardops.kernels import compile, norm
 from shardops.kernels.target import current_target, target_for, use_target
@@ -43,6 +44,42 @@ def test_backward_is_two_launches_of_resident_blocks():
         assert (first, second) == ("norm_backward_staged", "norm_finish")
         assert blocks % count == 0
         assert tiles * 32 >= 4096
+
+
+def test_kernels_of_a_gradient_are_begun_before_the_first_is_waited_for(monkeypatch):
+    asked = []
+
+    def cubin(file, name, constants, arch):
+        asked.append(("wait", name, constants))
+        return b"code"
+
+    monkeypatch.setattr(compile, "cubin", cubin)
+    monkeypatch.setattr(
+        compile,
+        "begin",
+        lambda file, name, constants, arch: asked.append(("begin", name, constants)),
+    )
+    shapes = ((512, 1000), jnp.bfloat16), ((1000,), jnp.float32)
+    for return_input in (False, True):  # the kernel with a cotangent of h is another one
+        norm_of = partial(so.layer_norm, return_input=return_input)
+
+        def gradient(x, gamma, norm_of=norm_of):
+            y, pull = jax.vjp(norm_of, x, gamma, gamma)
+            return pull(y)
+
+        asked.clear()
+        lowered(gradient, *shapes)
+        begun = [rest for what, *rest in asked[:2] if what == "begin"]
+        waited = [rest for what, *rest in asked if what == "wait"]
+        assert [name for name, _ in waited] == ["norm_forward", "norm_backward", "norm_finish"]
+        assert begun == waited[1:]
+        assert dict(begun[0][1])["HAS_ADD"] == return_input
+
+    asked.clear()
+    lowered(lambda x, gamma: so.layer_norm(x, gamma, gamma), *shapes)
+    with so.use_kernels("layer_norm"):  # not its gradient
+        lowered(gradient, *shapes)
+    assert [(what, name) for what, name, _ in asked] == [("wait", "norm_forward")] * 2
 
 
 def test_target_is_part_of_the_jit_key():
