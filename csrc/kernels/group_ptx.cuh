@@ -44,6 +44,26 @@ __device__ __forceinline__ void store_fragments(Shared line, const unsigned (&fr
                : "memory");
 }
 
+// sums[16, 8] = a[16, 16] b[16, 8] + sums, by a warp: of a as `load_fragments` has its 8 x 8
+// matrices, rows 8 to 15 and then columns 8 to 15 after the first; of b turned ones, rows 8 to 15
+// last. A lane has elements 2 (lane % 4) and the next of the sums' rows lane / 4 and lane / 4 + 8.
+__device__ __forceinline__ void multiply_fragments(float (&sums)[4], const unsigned (&a)[4],
+                                                   unsigned b0, unsigned b1, BFloat16) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_fragments(float (&sums)[4], const unsigned (&a)[4],
+                                                   unsigned b0, unsigned b1, Float16) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 constexpr int kGroupThreads = 128;
 constexpr int kGroupCols = 128;
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardops.kernels import scale_tiles, softmax_plan
-from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
-from shardops.kernels.gemm_own import PIECE
+from shardops.kernels.gemm_flat import FlatProblem
+from shardops.kernels.gemm_own import PIECE, own_plan
 from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import backward_plan, forward_plan
@@ -217,14 +217,16 @@ def _written(request: Request, rows: int) -> QuantizeProblem:
 
 
 def _gemm(request: Request, rows: int, target: Target) -> list[Launch]:
-    """For products of a contraction of the request's length; none where cuBLASLt makes them."""
+    """For products of a contraction of the request's length, large ones and small ones; none where
+    cuBLASLt makes them."""
     if request.dtype == "float32" or request.length % PIECE:
         return []
-    lhs_turned, rhs_turned = (request.option(f"{side}_turned") == "yes" for side in ("lhs", "rhs"))
-    problem = FlatProblem(
-        _LARGE, _LARGE, request.length, request.dtype, lhs_turned, rhs_turned, _LARGE, _LARGE
-    )
-    return [flat_plan(problem, target)] if gains(problem, target) else []
+    turned = [request.option(f"{side}_turned") == "yes" for side in ("lhs", "rhs")]
+    plans = [
+        own_plan(FlatProblem(n, n, request.length, request.dtype, *turned, n, n), target)
+        for n in (_LARGE, _SMALL)
+    ]
+    return [plan for plan in plans if plan is not None]
 
 
 def _either(value: str, same: str) -> str:
@@ -233,7 +235,7 @@ def _either(value: str, same: str) -> str:
 
 _NORM_OPTIONS = ("gamma_dtype", "add", "zero_centered_gamma")
 _QUANTIZED = ("scaling", "format", "layout")
-_LARGE = 1 << 13  # rows and columns of a product
+_LARGE, _SMALL = 1 << 13, 1 << 6  # rows and columns of a product
 _OWN = ("norm_quantized", "norm_quantized_rows", "norm_quantized_tiles")
 
 # By the name that `use_kernels` knows the op by.
@@ -242,7 +244,7 @@ FAMILIES = {
     "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
     "softmax": Family(("mask", "causal", "scale"), _softmax),
     "quantize": Family(_QUANTIZED, _quantize),
-    "gemm": Family(("lhs_turned", "rhs_turned"), _gemm, own=("gemm_flat",)),
+    "gemm": Family(("lhs_turned", "rhs_turned"), _gemm, own=("gemm_flat", "gemm_small")),
     # Those with `quantizer=`.
     "rms_norm_quantized": Family((*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own=_OWN),
     "layer_norm_quantized": Family(

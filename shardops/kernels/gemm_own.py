@@ -1,4 +1,7 @@
-"""Products whose bytes take the time, by kernels of this library: called while JAX lowers."""
+"""Products that kernels of this library make: called while JAX lowers.
+
+Flat ones, whose result takes the time, and small ones, whose launch does.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -8,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops import errors
-from shardops.kernels import compile, launch, nvrtc
-from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
+from shardops.kernels import compile, gemm_flat, gemm_small, launch, nvrtc
+from shardops.kernels.gemm_flat import FlatProblem
 from shardops.kernels.gemm_layout import Layout
 from shardops.kernels.launch import Launch
 from shardops.kernels.target import Target, current_target
@@ -46,12 +49,19 @@ def planned(problem: FlatProblem | None, find_target: Callable[[], Target]) -> L
         target = find_target()
     except (errors.KernelUnavailableError, NotImplementedError):  # a GPU that cuBLASLt may serve
         return None
-    if not gains(problem, target):
+    plan = own_plan(problem, target)
+    if plan is None:
         return None
-    plan = flat_plan(problem, target)
     kernel = plan.kernel
     there = compile.available(kernel.file, kernel.name, kernel.constants, target.arch)
     return plan if there else None
+
+
+def own_plan(problem: FlatProblem, target: Target) -> Launch | None:
+    """The launch that takes less time than cuBLASLt's, a pure function; None where none does."""
+    if gemm_flat.gains(problem, target):
+        return gemm_flat.flat_plan(problem, target)
+    return gemm_small.small_plan(problem) if gemm_small.gains(problem, target) else None
 
 
 def _has_compiler() -> bool:

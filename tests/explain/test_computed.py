@@ -48,9 +48,9 @@ def test_report_says_how_a_scaled_product_is_computed(recipe, shape, said):
 @pytest.mark.parametrize(
     "shapes, contracting, said",
     [
-        (((8, 16), (16, 24)), ((1,), (0,)), None),
-        (((16, 8), (24, 16)), ((0,), (1,)), None),
-        (((8, 4, 4, 6), (4, 6, 24)), ((1, 3), (0, 1)), "from a transposed copy of lhs"),
+        (((8, 1024), (1024, 24)), ((1,), (0,)), None),
+        (((1024, 8), (24, 1024)), ((0,), (1,)), None),
+        (((8, 4, 4, 256), (4, 256, 24)), ((1, 3), (0, 1)), "from a transposed copy of lhs"),
         (((8, 24), (5, 24)), ((1,), (1,)), None),
         (
             ((4096, 4098), (4098, 4096)),
@@ -59,6 +59,7 @@ def test_report_says_how_a_scaled_product_is_computed(recipe, shape, said):
         ),
         (((8, 0), (0, 24)), ((1,), (0,)), None),
         (((4096, 32), (32, 4096)), ((1,), (0,)), "by the kernel gemm_flat"),
+        (((16, 8), (24, 16)), ((0,), (1,)), "by the kernel gemm_small"),
     ],
 )
 def test_report_says_what_a_product_copies(shapes, contracting, said):

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import shardops as so
-from shardops.kernels import gemm_flat
+from shardops.kernels import gemm_flat, gemm_small
 from tests.closeness import assert_close
 from tests.kernels.flat_products import DTYPES, TURNS, draw
 
 # Rows and columns: one tile, a few, several a block; no multiples of one.
 SIZES = ((8, 72), (200, 136), (72, 5000), (4504, 264), (1912, 2056), (3000, 4104))
+# Rows and columns of small products.
+SMALL = ((8, 8), (72, 40), (128, 128), (264, 512), (1000, 64))
 
 
 @pytest.fixture
@@ -20,10 +22,10 @@ def of_any_size(monkeypatch):
     monkeypatch.setattr(gemm_flat, "_LEAST", {gemm_flat.LONGEST: (1, 1)})
 
 
-def compiled(turns, lhs, rhs):
+def compiled(turns, lhs, rhs, kernel="gemm_flat"):
     dims = ((0 if turns[0] else 1,), (1 if turns[1] else 0,))
     lowered = jax.jit(lambda lhs, rhs: so.gemm(lhs, rhs, contracting_dims=dims)).lower(lhs, rhs)
-    assert "gemm_flat" in lowered.as_text()
+    assert kernel in lowered.as_text()
     return lowered.compile()
 
 
@@ -40,6 +42,39 @@ def test_values(turns, dtype):
         got = run(lhs, rhs)
         assert_close(got, drawn.want, reduced=drawn.problem.k, what=f"{drawn.problem}")
         assert np.array_equal(got, run(lhs, rhs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turns", TURNS)
+def test_values_of_small_products(turns, dtype):
+    """Contractions of all lengths; the same bits each time."""
+    rng = np.random.default_rng([TURNS.index(turns), len(dtype)])
+    for m, n in SMALL:
+        k = 8 * int(rng.integers(1, min(gemm_small.LONGEST, (1 << 24) // (m * n)) // 8 + 1))
+        drawn = draw(rng, m, n, k, dtype, *turns)
+        lhs, rhs = jnp.asarray(drawn.lhs), jnp.asarray(drawn.rhs)
+        run = compiled(turns, lhs, rhs, "gemm_small")
+        got = run(lhs, rhs)
+        assert_close(got, drawn.want, reduced=k, what=f"{drawn.problem}")
+        assert np.array_equal(got, run(lhs, rhs))
+
+
+def test_a_chain_of_small_products(rng):
+    """Each starts before the one that it reads the result of has ended, and waits for it."""
+    x = jnp.asarray(rng.standard_normal((128, 128)), jnp.bfloat16)
+    turn = jnp.asarray(np.linalg.qr(rng.standard_normal((128, 128)))[0], jnp.bfloat16)
+
+    @jax.jit
+    def chain(x, turn):
+        for _ in range(20):
+            x = so.gemm(x, turn)
+        return x
+
+    assert "gemm_small" in chain.lower(x, turn).as_text()
+    start, step = (np.asarray(v).astype(np.float64) for v in (x, turn))
+    want = start @ np.linalg.matrix_power(step, 20)
+    for _ in range(3):
+        assert_close(chain(x, turn), want, reduced=128, roundings=20)
 
 
 @pytest.mark.usefixtures("of_any_size")

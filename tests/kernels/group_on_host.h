@@ -10,7 +10,7 @@ namespace host {
 // What the lanes of each warp tell each other, in two buffers in turn as those of shuffles.
 struct Told {
   Shared row;
-  unsigned a[4];
+  unsigned a[4], b[2];
 };
 static std::vector<Told> told[2];
 
@@ -72,6 +72,21 @@ void multiply_group(float (&sums)[64], const unsigned (&a)[4], unsigned long lon
       std::memcpy(&right, host::mine(at), 2);
       const unsigned left = all[lane / 4 * 4 + k % 8 / 2].a[i / 2 % 2 + k / 8 * 2];
       sums[i] += host::value_of(host::half_of(left, k % 2), of) * host::value_of(right, of);
+    }
+  }
+}
+template <typename X>
+void multiply_fragments(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, X) {
+  const host::Told* all = host::tell({0, {a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const int lane = static_cast<int>(host::current % 32);
+  X* const of = nullptr;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4, col = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const unsigned x = all[row * 4 + k % 8 / 2].a[i / 2 + k / 8 * 2];
+      const unsigned y = all[col * 4 + k % 8 / 2].b[k / 8];
+      sums[i] +=
+          host::value_of(host::half_of(x, k % 2), of) * host::value_of(host::half_of(y, k % 2), of);
     }
   }
 }

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import shardops as so
 from shardops import errors
-from shardops.kernels import compile
+from shardops.kernels import compile, gemm_small
 from shardops.kernels.gemm_flat import FlatProblem, flat_plan, gains
+from shardops.kernels.gemm_small import small_plan
 from shardops.kernels.resources import Resources
 from shardops.kernels.target import target_for
 from tests.kernels.flat_products import DTYPES, TURNS
@@ -64,6 +65,28 @@ class TestChoice:
     )
     def test_everything_else_is_cublaslt(self, change):
         assert made(**change) == ["gemm"]
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("text", ["mk,kn", "km,kn", "mk,nk", "km,nk"])
+    def test_small(self, text, dtype):
+        assert made(text, dtype, m=128, n=264, k=72) == ["gemm_small"]
+        assert made(text, dtype, m=8, n=8, k=8) == ["gemm_small"]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"dtype": "float32"},
+            {"out_dtype": jnp.float32},
+            {"add": True},
+            {"activation": "gelu"},
+            {"k": 130},
+            {"k": gemm_small.LONGEST + 8},
+            {"m": 1024},
+            {"target": target_for("sm_100", 148)},
+        ],
+    )
+    def test_not_small(self, change):
+        assert made(**{"m": 256, "n": 1024, "k": 128, **change}) == ["gemm"]
 
     def test_batches_are_cublaslt(self):
         shapes = [((3, 4096, 32), "bfloat16"), ((3, 32, 4096), "bfloat16")]
@@ -126,14 +149,36 @@ def test_longer_contractions_need_larger_results():
     assert not gained(1 << 20, 4088, 64)
 
 
+@given(
+    m=st.integers(1, 2**10),
+    n=st.integers(1, 2**7).map(lambda n: 8 * n),
+    k=st.integers(1, gemm_small.LONGEST // 8).map(lambda k: 8 * k),
+    turns=st.sampled_from(TURNS),
+)
+def test_small_launches_keep_within_limits(m, n, k, turns):
+    target = target_for("sm_90", 132)
+    problem = FlatProblem(m, n, k, "bfloat16", *turns, m if turns[0] else k, n)
+    launch = small_plan(problem)
+    assert launch.shared_bytes <= target.shared_bytes
+    assert -(-k // 64) <= dict(launch.kernel.constants)["MOST_CHUNKS"]
+    across, down, _ = launch.grid
+    assert 32 * (across - 1) < n <= 32 * across
+    assert 32 * (down - 1) < m <= 32 * down
+    assert small_plan(dataclasses.replace(problem, m=m + 8, k=8)).kernel == launch.kernel
+
+
 @pytest.mark.parametrize("turns", TURNS)
 def test_kernels_do_not_spill(turns):
     try:
         compile.nvrtc_version()
     except errors.KernelUnavailableError as error:
         pytest.skip(f"{error}")
-    for k, dtype in ((16, "float16"), (32, "bfloat16"), (64, "float16"), (64, "bfloat16")):
-        kernel = flat_plan(FlatProblem(8192, 8192, k, dtype, *turns, 8192, 8192), GPU).kernel
+    plans = [
+        flat_plan(FlatProblem(8192, 8192, k, dtype, *turns, 8192, 8192), GPU)
+        for k, dtype in ((16, "float16"), (32, "bfloat16"), (64, "float16"), (64, "bfloat16"))
+    ]
+    small = (FlatProblem(64, 64, 64, dtype, *turns, 64, 64) for dtype in DTYPES)
+    for kernel in (plan.kernel for plan in (*plans, *map(small_plan, small))):
         _, about = compile.compile_kernel(kernel.file, kernel.name, kernel.constants, "sm_90")
         used = Resources(**about["resources"])
         assert used.stack_bytes == 0, (kernel, used)
