@@ -161,15 +161,16 @@ def run_scales(launches: Any, rng: np.random.Generator, *sides: tuple) -> None:
 
 
 def product_cases() -> Iterator[tuple[FlatProblem]]:
-    """Products of a short contraction: each depth, dims turned likewise, tiles that end early."""
+    """Products of a short contraction: dims turned likewise, tiles that end early, and so many of
+    them that a block's places for rhs are used again."""
     turned = itertools.cycle(itertools.product((False, True), repeat=2))
     dtypes = itertools.cycle(("bfloat16", "bfloat16", "float16"))
     for m, n, k in (
-        (264, 392, 8),
-        (1032, 136, 16),
-        (128, 1544, 32),
-        (520, 520, 40),
-        (392, 264, 64),
+        (1032, 1160, 8),
+        (520, 2056, 16),
+        (1544, 520, 32),
+        (776, 776, 40),
+        (520, 904, 64),
     ):
         for lhs_turned, rhs_turned in itertools.islice(turned, 3):
             pitches = (m if lhs_turned else k) + 8, k if rhs_turned else n
