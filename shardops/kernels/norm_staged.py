@@ -16,10 +16,9 @@ from shardops.kernels.norm_problem import (
     rows_to_next_place,
 )
 from shardops.kernels.sizes import round_up
-from shardops.kernels.target import Target
+from shardops.kernels.target import BLOCK_RESERVE, Target
 
 _EXCHANGE_SLOTS = 4
-_STATIC_RESERVE = 1024  # that the system keeps of a block's shared memory
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,8 @@ class Staged:
 
     def fits(self, problem: NormProblem, target: Target, loads: int) -> bool:
         """Whether the blocks fit on a multiprocessor, and a narrow block's sums in its stages."""
-        room = target.shared_bytes + _STATIC_RESERVE
-        one = self.shared_bytes(problem, loads) + _STATIC_RESERVE
+        room = target.shared_bytes + BLOCK_RESERVE
+        one = self.shared_bytes(problem, loads) + BLOCK_RESERVE
         tiles_in_bulk = self.tile_rows * self.chunk(problem) * TYPE_BYTES[problem.x] % 16 == 0
         if self.ragged:
             tiles_in_bulk = self.turns == 1 and self.threads_per_row >= 32 and not self.store_tiles
@@ -137,7 +136,7 @@ def _launch(
 ) -> Launch:
     shared = geometry.shared_bytes(problem, loads)
     tiles = -(-problem.rows // geometry.tile_rows)
-    resident = max(1, target.sm_count * geometry.min_blocks // geometry.cluster)
+    resident = target.resident_clusters(geometry.cluster, geometry.min_blocks)
     if geometry.stages == 1:
         resident = tiles
     if geometry.ragged and tiles > resident:  # each block's tiles start at one place of a word

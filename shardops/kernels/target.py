@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
 from shardops import config, errors
+from shardops.kernels import occupancy
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,15 @@ class Target:
       sm_count: streaming multiprocessors.
       shared_bytes: most dynamic shared memory that one block can opt in to.
       threads_per_sm: most threads resident on a multiprocessor.
+      devices: as CUDA counts them, the GPUs that a launch must suit; none where it is planned for
+        GPUs that are not here.
     """
 
     arch: str
     sm_count: int
     shared_bytes: int
     threads_per_sm: int = 2048
+    devices: tuple[int, ...] = ()
 
     @property
     def cluster_blocks(self) -> int:
@@ -39,6 +43,22 @@ class Target:
     def early_launches(self) -> bool:
         """Whether a launch may start before what precedes it on the stream has ended."""
         return self._capability >= 90
+
+    def resident_clusters(self, cluster: int, blocks_per_sm: int) -> int:
+        """Clusters that run at once where so many blocks share a multiprocessor.
+
+        Of more than two blocks not all that the multiprocessors have room for, and how many differs
+        between GPUs of a kind; one more than fits takes a kernel of equal shares twice the time.
+        """
+        blocks = self.sm_count * blocks_per_sm
+        if cluster <= 2:
+            return max(1, blocks // cluster)
+        shared_bytes = (self.shared_bytes + BLOCK_RESERVE) // blocks_per_sm - BLOCK_RESERVE
+        asked = [occupancy.active_clusters(d, cluster, shared_bytes) for d in self.devices]
+        found = [count for count in asked if count]
+        if len(found) == len(asked) > 0:
+            return min(found)
+        return max(1, int(blocks * _SURELY_IN_CLUSTERS) // cluster)
 
     @property
     def _capability(self) -> int:
@@ -61,6 +81,9 @@ _LIMITS = {
 }
 # Holds on every architecture since sm_80, so an unknown one gets working, if not best, launches.
 _LEAST_LIMITS = (101376, 1536)
+
+BLOCK_RESERVE = 1024  # bytes of a block's shared memory that the system keeps
+_SURELY_IN_CLUSTERS = 7 / 8  # of a GPU's blocks: docs/decisions/0024-clusters-that-fit.md
 
 # Part of JAX's own cache keys: a function jitted before is lowered anew inside the context.
 _override = jax.make_user_context(None)
@@ -100,5 +123,10 @@ def current_target() -> Target:
             "Set SHARDOPS_KERNELS= (empty) to run the reference on this GPU."
         )
     # SMs held back are for kernels that run beside ours, collectives say.
-    sm_count = max(1, device.core_count - config.get().sm_margin)
-    return target_for(f"sm_{major}{minor}", sm_count)
+    margin = config.get().sm_margin
+    target = target_for(f"sm_{major}{minor}", max(1, device.core_count - margin))
+    # One program for all GPUs; processes do not see each other's, and plan alike.
+    if margin or jax.process_count() > 1:
+        return target
+    here = jax.local_devices(backend="cuda")
+    return replace(target, devices=tuple(sorted(one.local_hardware_id for one in here)))

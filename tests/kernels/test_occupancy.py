@@ -1,0 +1,85 @@
+"""How many clusters a plan takes to fit: what the GPUs say, or where none is here, fewer."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from shardops import config
+from shardops.kernels import occupancy, target
+from shardops.kernels.norm_plan import backward_plan
+from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_staged import Staged
+from shardops.kernels.target import current_target, target_for
+
+NOWHERE = target_for("sm_90", 132)
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What each GPU of this machine says to (blocks of a cluster, bytes of one): here to be set."""
+    of_device: dict[int, dict[tuple[int, int], int]] = {}
+    monkeypatch.setattr(
+        occupancy, "active_clusters", lambda device, *asked: of_device[device].get(asked)
+    )
+    return of_device
+
+
+def test_clusters_are_as_many_as_fit_on_the_worst_gpu(answers):
+    answers |= {0: {(8, 232448): 16, (4, 115712): 64}, 3: {(8, 232448): 15, (4, 115712): 62}}
+    here = replace(NOWHERE, devices=(0, 3))
+    assert here.resident_clusters(8, 1) == 15
+    assert here.resident_clusters(4, 2) == 62
+    assert here.resident_clusters(2, 1) == 66  # always
+    assert here.resident_clusters(1, 2) == 264
+
+
+def test_clusters_are_surely_few_where_a_gpu_does_not_tell(answers):
+    answers |= {0: {(8, 232448): 16}, 1: {}}
+    silent = replace(NOWHERE, devices=(0, 1))
+    for unknown in (NOWHERE, silent):
+        assert [unknown.resident_clusters(n, 1) for n in (2, 4, 8, 16)] == [66, 28, 14, 7]
+    assert target_for("sm_90", 1).resident_clusters(16, 1) == 1
+
+
+def test_a_plan_launches_what_fits_of_the_same_kernel(answers):
+    """So a pack that was filled elsewhere serves every GPU of the architecture."""
+    answers[0] = {(8, 232448): 13}
+    problem = NormProblem(1024, 65536, "rms", "bfloat16", "bfloat16")
+    shape = Staged(512, 512, 4, cluster=8)
+    here = backward_plan(problem, replace(NOWHERE, devices=(0,)), shape)
+    elsewhere = backward_plan(problem, NOWHERE, shape)
+    assert (here.main.grid[0], here.workspace[1]) == (13 * 8, 13)
+    assert (elsewhere.main.grid[0], elsewhere.workspace[1]) == (14 * 8, 14)
+    assert here.main.kernel == elsewhere.main.kernel
+    assert here.finish.kernel == elsewhere.finish.kernel
+
+
+@pytest.mark.parametrize(
+    "margin, processes, devices", [(0, 1, (0, 1)), (4, 1, ()), (0, 2, ())], ids=str
+)
+def test_gpus_are_asked_where_one_process_sees_all_and_uses_all(
+    margin, processes, devices, monkeypatch
+):
+    gpus = [
+        SimpleNamespace(compute_capability="9.0", core_count=132, local_hardware_id=n)
+        for n in (1, 0)
+    ]
+    monkeypatch.setattr(jax, "devices", lambda backend: gpus)
+    monkeypatch.setattr(jax, "local_devices", lambda backend: gpus)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    settings = replace(config.get(), sm_margin=margin)
+    monkeypatch.setattr(target.config, "get", lambda: settings)
+    found = current_target()
+    assert (found.sm_count, found.devices) == (132 - margin, devices)
+
+
+def test_a_machine_without_a_driver_tells_nothing(monkeypatch):
+    def missing(name):
+        raise occupancy.KernelUnavailableError(name)
+
+    monkeypatch.setattr(occupancy.library, "find_library", missing)
+    occupancy.active_clusters.cache_clear()
+    assert occupancy.active_clusters(0, 8, 232448) is None
+    occupancy.active_clusters.cache_clear()
