@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_plan import Geometry
-from shardops.kernels.norm_problem import NormProblem, rows_to_next_place
+from shardops.kernels.norm_problem import NormProblem, register_limit, rows_to_next_place
 from shardops.kernels.norm_staged import Staged, has_staged_kernels
 from shardops.kernels.target import Target
 
@@ -24,6 +24,8 @@ def norm_candidates(
     # Kernels that hold rows in registers move odd ones element by element.
     ragged = any(g.ragged for g in staged)
     in_registers = [] if ragged else list(_in_registers(problem, backward))
+    if staged and not backward:
+        in_registers += [g for g in _in_clusters(problem) if g.fits(problem, target)]
     alone = [g for g in staged if g.stages == 1]
     in_turn = [g for g in staged if g.stages > 1]
     for some in (in_turn, alone, in_registers):
@@ -64,6 +66,25 @@ def _in_registers(problem: NormProblem, backward: bool) -> Iterator[Geometry]:
                     yield Geometry(threads, rows, blocks, prefetch, hold)
 
 
+def _in_clusters(problem: NormProblem) -> Iterator[Geometry]:
+    """Long rows, of which each block of a cluster holds a part."""
+    for cluster, threads, resident, hold in itertools.product(
+        (2, 4, 8, 16),
+        (64, 96, 128, 160, 192, 224, 256, 320, 384, 512),
+        (512, 640, 768, 896, 1024, 1280, 1536),
+        (False, True),
+    ):
+        vectors = -(-problem.vectors // cluster)
+        each = -(-vectors // threads)
+        blocks = resident // threads
+        if each > 8 or vectors < 0.85 * each * threads or blocks * threads <= resident - 64:
+            continue
+        held = 26 + problem.registers(problem.x) * each * (1 + problem.add)
+        held += problem.registers(problem.gamma) * each * problem.sums * hold
+        if blocks and held <= register_limit(threads * blocks):
+            yield Geometry(threads, 1, blocks, hold_gamma=hold, cluster=cluster)
+
+
 def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
     odd = rows_to_next_place(problem)
     if problem.vector < problem.word and problem.cols >= 128:
@@ -76,15 +97,15 @@ def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
     if not backward:
         yield from _one_tile_a_block()
     for group, groups, stages, blocks, store, cluster, hold in itertools.product(
-        (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024),
+        (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
         (1, 2, 3, 4, 6, 8),
-        (3, 4, 5, 6, 8),
+        (3, 4, 5, 6, 7, 8),
         (1, 2, 3, 4, 6),
         (False, True),
         (1, 2, 4, 8, 16),
         (True,) if backward else (True, False),
     ):
-        if group * groups > 1024 or (cluster > 1 and groups > 1) or (backward and blocks > 2):
+        if group * groups > 1024 or (cluster > 1 and groups > 1) or (backward and blocks > 3):
             continue
         turns = max(1, odd // groups) if cluster == 1 else 1
         yield Staged(groups * group, group, stages, turns, cluster, blocks, store, hold)

@@ -74,6 +74,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all that was timed")
     options = parser.parse_args(arguments)
     target = target_for(options.arch, options.sm_count)
+    target = dataclasses.replace(target, devices=(0,))  # which says how many clusters fit
     jobs = [job for op in options.ops.split(",") for job in jobs_of(op, options, target)]
     cubins = cubins_of(jobs, target.arch)
     results = time_all(jobs, cubins)

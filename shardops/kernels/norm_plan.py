@@ -51,6 +51,8 @@ def forward_plan(
         return ForwardPlan(main, norm_split.split_sums(problem, geometry, "forward"))
     if isinstance(geometry, Staged):
         return ForwardPlan(staged_forward(problem, target, geometry))
+    if geometry.cluster > 1:
+        return ForwardPlan(_in_clusters(problem, geometry))
     constants = (*_constants(problem, geometry), ("STREAM", 1))
     main = Launch(
         Kernel("norm_forward.cuh", "norm_forward", constants),
@@ -59,6 +61,27 @@ def forward_plan(
         align=16,
     )
     return ForwardPlan(main)
+
+
+def _in_clusters(problem: NormProblem, geometry: Geometry) -> Launch:
+    parts = geometry.cluster * geometry.threads_per_row // 32
+    shared_bytes = 2 * (8 * parts + 8)  # two slots: sums of each warp, a barrier
+    own = (
+        ("CLUSTER", geometry.cluster),
+        ("CHUNK", geometry.chunk(problem)),
+        ("HOLD_GAMMA", int(geometry.hold_gamma)),
+        ("SHARED_BYTES", shared_bytes),
+    )
+    return Launch(
+        Kernel(
+            "norm_forward_cluster.cuh", "norm_forward_cluster", _constants(problem, geometry) + own
+        ),
+        (problem.rows * geometry.cluster, 1, 1),
+        (geometry.threads_per_row, 1, 1),
+        cluster=(geometry.cluster, 1, 1),
+        shared_bytes=shared_bytes,
+        align=16,
+    )
 
 
 def backward_plan(
@@ -118,8 +141,8 @@ def _measured(problem: NormProblem, target: Target, direction: str) -> Geometry 
     loads = 1 + problem.add + (direction == "backward")
     if isinstance(found, Staged) and not found.fits(problem, target, loads):
         return None
-    if isinstance(found, Geometry) and 32 < found.threads_per_row >= problem.vectors + 32:
-        return None  # a warp would own nothing
+    if isinstance(found, Geometry) and not found.fits(problem, target):
+        return None
     return found
 
 
@@ -128,12 +151,14 @@ def _finish(problem: NormProblem, target: Target, partials_per_sm: float) -> Lau
 
     256 threads, and one batch of loads for the rows of partials that a large GPU writes, or one for
     each of its multiprocessors if that is fewer: the loads' latency, paid once, is most of the
-    time.
+    time. Of few rows of many columns a thread takes more, since there are threads enough.
     """
     at_once = math.ceil(_PARTIALS_AT_ONCE * min(1, partials_per_sm))
     tile = 32
     while tile > 8 and -(-problem.cols // tile) < target.sm_count:
         tile //= 2
+    while at_once <= 34 and tile < 256 and problem.cols // tile >= 2 * target.sm_count:
+        tile *= 2
     tile_rows = 256 // tile
     constants = (
         ("COLS", problem.cols),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shardops.kernels.launch import MAX_GRID
 from shardops.kernels.norm_problem import NormProblem, register_limit
 from shardops.kernels.sizes import round_up
 from shardops.kernels.target import Target
@@ -14,7 +15,8 @@ class Geometry:
     Args:
       min_blocks: blocks that must fit on a multiprocessor; bounds a thread's registers.
       prefetch: the next row is loaded while this one is computed.
-      hold_gamma: gamma stays in registers from row to row.
+      hold_gamma: gamma stays in registers from row to row; in a cluster it is loaded with the row.
+      cluster: forward: blocks that share a row, which then have one each.
     """
 
     threads_per_row: int
@@ -22,6 +24,24 @@ class Geometry:
     min_blocks: int = 1
     prefetch: bool = False
     hold_gamma: bool = False
+    cluster: int = 1
+
+    def chunk(self, problem: NormProblem) -> int:
+        """Columns of a row that a block owns."""
+        return -(-problem.vectors // self.cluster) * problem.vector
+
+    def fits(self, problem: NormProblem, target: Target) -> bool:
+        """Whether each warp owns a part of the row, and the GPU has such clusters."""
+        of_last = problem.vectors - (self.cluster - 1) * -(-problem.vectors // self.cluster)
+        if self.threads_per_row > 32 and of_last <= self.threads_per_row - 32:
+            return False
+        return self.cluster == 1 or (
+            self.cluster <= target.cluster_blocks
+            and self.threads_per_row > 32
+            and self.rows_per_block == 1
+            and problem.vector == problem.word
+            and problem.rows * self.cluster <= MAX_GRID
+        )
 
 
 _TAKES_A_FEW_MORE = ("sm_100", "sm_103")  # registers, as their ptxas has it

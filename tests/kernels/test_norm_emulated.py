@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
 from tests.kernels import emulator
@@ -97,6 +98,15 @@ CASES = {
     "staged, a cluster a row": (
         NormProblem(5, 2056, "layer", "bfloat16", "float32", "bfloat16", True), 0,
         Staged(64, 64, stages=1, cluster=3, hold_gamma=False)),
+    "registers of a cluster": (
+        NormProblem(5, 2056, "layer", "bfloat16", "float32", "bfloat16", True), 0,
+        Geometry(64, cluster=2)),
+    "registers of a cluster of 5, one short, parameters with the row": (
+        NormProblem(3, 8120, "layer", "float16", "float16", "float32", False, True), 0,
+        Geometry(96, cluster=5, hold_gamma=True)),
+    "registers of a cluster of 16": (
+        NormProblem(2, 4096, "rms", "float32", "bfloat16", None, True), 0,
+        Geometry(64, cluster=16)),
     "ragged, a block a row": (
         NormProblem(19, 1001, "layer", "bfloat16", "bfloat16", "bfloat16"), 1,
         Staged(64, 64, stages=1, hold_gamma=False, ragged=True)),

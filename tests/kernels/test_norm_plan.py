@@ -156,7 +156,7 @@ def test_forward_plan_keeps_limits(problem, target):
     constants = dict(launch.kernel.constants)
     if "TILE_ROWS" in constants:
         tiles = -(-problem.rows // constants["TILE_ROWS"])
-        resident = max(1, target.sm_count * constants["MIN_BLOCKS"] // constants["CLUSTER"])
+        resident = target.resident_clusters(constants["CLUSTER"], constants["MIN_BLOCKS"])
         owners = launch.grid[0] // constants["CLUSTER"]
         if constants["STAGES"] == 1:
             assert owners == tiles
