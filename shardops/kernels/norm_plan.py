@@ -118,6 +118,7 @@ def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged 
         )
     return (
         _measured(problem, target, "forward")
+        or norm_registers.forward_in_clusters(problem, target)
         or norm_staged_choice.forward_choice(problem, target)
         or norm_registers.forward_in_registers(problem, target)
         or norm_split.forward_split(problem)

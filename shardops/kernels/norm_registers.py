@@ -91,6 +91,20 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
     return None
 
 
+def forward_in_clusters(problem: NormProblem, target: Target) -> Geometry | None:
+    """Long rows: 64 elements of 16 bits a thread, in blocks so small that five are resident.
+
+    LayerNorm without a residual would read gamma and beta, from the L2 cache for each row, as often
+    as it moves anything else.
+    """
+    if problem.vectors < 2048 or (problem.kind == "layer" and not problem.add):
+        return None
+    cluster = 1 << (-(-problem.vectors // 1024) - 1).bit_length()
+    threads = round_up(-(-problem.vectors // cluster // 8), 32)
+    found = Geometry(threads, 1, 640 // threads, cluster=cluster)
+    return found if found.fits(problem, target) else None
+
+
 def _layer_norm_threads(problem: NormProblem, target: Target, threads: int, registers: int) -> int:
     """Resident threads that leave registers for gamma and beta, which are loaded ahead.
 

@@ -4,6 +4,7 @@ Rules by row length, found by benchmarks/tune.py on one H200.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardops.kernels.element_types import TYPE_BYTES
@@ -98,20 +99,46 @@ def backward_choice(problem: NormProblem, target: Target) -> Staged | None:
         side_by_side = _rows_side_by_side(problem, target, loads)
         if side_by_side is not None:
             return side_by_side
-        clusters = (1, 2)
-    elif problem.cols <= 20480:
-        clusters = (2, 4)
-    else:
-        clusters = (_cluster_of_small_chunks(problem),)
-    for cluster in clusters:
-        chunk = -(-problem.vectors // cluster) * problem.vector
-        for each in (16, 24, 32, 48) if cluster == 2 else (32, 48):
-            threads = min(512, max(128, round_up(chunk // each, 32)))
-            for blocks, stages in ((2, 4), (1, 6), (1, 5), (1, 4), (1, 3)):
-                found = Staged(threads, threads, stages, 1, cluster, blocks)
-                held = found.backward_registers(problem)
-                if held <= register_limit(threads * blocks) and found.fits(problem, target, loads):
+        for cluster in (1, 2):
+            for each in (16, 24, 32, 48) if cluster == 2 else (32, 48):
+                found = _in_turn(problem, target, cluster, each, _ROOMS[2:])
+                if found is not None:
                     return found
+        return None
+    # Chunks of 10 KB, two blocks a multiprocessor; of 16 KB, where three arrays take their room. A
+    # cluster of 16 leaves a sixth of the multiprocessors idle: only where eight blocks hold no row.
+    most = (16 << 10 if problem.add else 10 << 10) // TYPE_BYTES[problem.x]
+    fewest = min(8, 1 << (-(-problem.cols // most) - 1).bit_length())
+    for cluster, each in itertools.product((fewest, 16), (32, 24, 16, 48)):
+        found = _in_turn(problem, target, cluster, each, _ROOMS, 192)
+        if found is not None:
+            return found
+    return None
+
+
+_ROOMS = ((2, 6), (2, 5), (2, 4), (1, 6), (1, 5), (1, 4), (1, 3))  # blocks, stages; best first
+
+
+def _in_turn(
+    problem: NormProblem,
+    target: Target,
+    cluster: int,
+    each: int,
+    rooms: Sequence[tuple[int, int]],
+    least: int = 0,
+) -> Staged | None:
+    """A block with one row at a time, or a part of one, about `each` columns a thread.
+
+    Args:
+      least: threads on a multiprocessor.
+    """
+    chunk = -(-problem.vectors // cluster) * problem.vector
+    threads = min(512, max(128, round_up(chunk // each, 32)))
+    for blocks, stages in rooms:
+        found = Staged(threads, threads, stages, 1, cluster, blocks)
+        fits = found.backward_registers(problem) <= register_limit(threads * blocks)
+        if fits and threads * blocks >= least and found.fits(problem, target, 2 + problem.add):
+            return found
     return None
 
 
