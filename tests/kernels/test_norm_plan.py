@@ -140,11 +140,13 @@ def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
     threads = constants["THREADS_PER_ROW"]
     # Threads that share a warp between rows are a power of two; others are whole warps.
     assert threads % 32 == 0 or (threads < 32 and threads & (threads - 1) == 0)
-    per_thread = -(-(problem.cols // constants["VECTOR"]) // threads)
+    chunk = constants.get("CHUNK", problem.cols)  # of a block of a cluster
+    per_thread = -(-(chunk // constants["VECTOR"]) // threads)
     assert per_thread * max(4, width) <= 256, "a thread's part of a row is at most 64 registers"
     assert threads * constants["ROWS_PER_BLOCK"] * constants["MIN_BLOCKS"] <= target.threads_per_sm
     # No warp without a part of the row: the merge of moments divides by the part's length.
-    assert threads <= 32 or (threads - 32) * constants["VECTOR"] < problem.cols
+    last = problem.cols - (constants.get("CLUSTER", 1) - 1) * chunk
+    assert threads <= 32 or (threads - 32) * constants["VECTOR"] < last <= chunk
 
 
 @settings(max_examples=400)
@@ -170,6 +172,8 @@ def test_forward_plan_keeps_limits(problem, target):
         assert sums.workspace == (problem.rows, -(-sums.launch.grid[0] // problem.rows), 3) or (
             sums.launch.grid[0] == 2**31 - 1
         )
+    elif launch.kernel.name == "norm_forward_cluster":
+        assert launch.grid[0] == problem.rows * constants["CLUSTER"]
     else:
         assert launch.grid[0] == -(-problem.rows // launch.block[1])
         assert launch.shared_bytes == 0
