@@ -5,11 +5,11 @@ from shardops.kernels.gemm_flat import FlatProblem
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.target import Target
 
-LONGEST = 512  # elements of the contraction: all of it is in shared memory at once
-# Elements of the result and multiplications up to which the kernel takes no longer than cuBLASLt's
-# on an H200 (docs/measured.md); calling it takes less of the host's time at any size.
-_MOST_RESULT = 1 << 18
-_MOST_WORK = 1 << 26
+# Elements of the contraction, all of which are in shared memory at once, and of the result, up to
+# which the kernel takes no longer than cuBLASLt's on an H200 (docs/measured.md). Calling it takes
+# less of the host's time at any size.
+LONGEST = 256
+_MOST_RESULT = 1 << 16
 
 _ARCH = "sm_90"
 # The constants of csrc/kernels/gemm_small.cuh.
@@ -21,9 +21,8 @@ _PAD = 16  # bytes after a line in shared memory
 
 def gains(problem: FlatProblem, target: Target) -> bool:
     """Whether the kernel takes less time than cuBLASLt, the call included."""
-    p = problem
-    small = p.m * p.n <= _MOST_RESULT and p.m * p.n * p.k <= _MOST_WORK
-    return small and p.k <= LONGEST and target.arch == _ARCH
+    small = problem.m * problem.n <= _MOST_RESULT and problem.k <= LONGEST
+    return small and target.arch == _ARCH
 
 
 def small_plan(problem: FlatProblem) -> Launch:
