@@ -16,6 +16,7 @@ import numpy as np
 from shardops.kernels import launch, norm, norm_quantized, quantize, scale_tiles, softmax
 from shardops.kernels.gemm_flat import FlatProblem, flat_plan
 from shardops.kernels.gemm_scaled_plan import Matrix, ScaleMode
+from shardops.kernels.gemm_small import small_plan
 from shardops.kernels.target import current_target
 from shardops.primitives.quantize_local import Form, problem_of, quantized
 from shardops.primitives.scaling import ScalingMode
@@ -76,7 +77,8 @@ def softmax_cases() -> Iterator[tuple]:
     """((batch, queries, keys), dtype, what hides keys), turns taken likewise."""
     hidings = itertools.cycle(("none", "causal", "keys", "rows", "first"))
     for keys in LENGTHS:
-        shape = (2, min(33, max(2, ELEMENTS // (2 * keys))), keys)
+        batch = 1 if keys > ELEMENTS else 2
+        shape = (batch, min(33, max(2, ELEMENTS // (2 * keys))), keys)
         for hiding in itertools.islice(hidings, 2):
             yield shape, "bfloat16", hiding
         if keys in FLOAT32_LENGTHS:
@@ -160,29 +162,27 @@ def run_scales(launches: Any, rng: np.random.Generator, *sides: tuple) -> None:
     scale_tiles.tiled(*operands)
 
 
-def product_cases() -> Iterator[tuple[FlatProblem]]:
-    """Products of a short contraction: dims turned likewise, tiles that end early, and so many of
-    them that a block's places for rhs are used again."""
+def product_cases() -> Iterator[tuple[str, FlatProblem]]:
+    """Which kernel, and what it multiplies: dims turned likewise, tiles that end early. Flat ones
+    have so many that a block's places for rhs are used again."""
+    flat = (1032, 1160, 8), (520, 2056, 16), (1544, 520, 32), (776, 776, 40), (520, 904, 64)
+    small = (72, 40, 264), (136, 8, 512)
     turned = itertools.cycle(itertools.product((False, True), repeat=2))
     dtypes = itertools.cycle(("bfloat16", "bfloat16", "float16"))
-    for m, n, k in (
-        (1032, 1160, 8),
-        (520, 2056, 16),
-        (1544, 520, 32),
-        (776, 776, 40),
-        (520, 904, 64),
-    ):
-        for lhs_turned, rhs_turned in itertools.islice(turned, 3):
-            pitches = (m if lhs_turned else k) + 8, k if rhs_turned else n
-            yield (FlatProblem(m, n, k, next(dtypes), lhs_turned, rhs_turned, *pitches),)
+    for kernel, sizes, turns in (("flat", flat, 3), ("small", small, 4)):
+        for m, n, k in sizes:
+            for lhs_turned, rhs_turned in itertools.islice(turned, turns):
+                pitches = (m if lhs_turned else k) + 8, k if rhs_turned else n
+                yield kernel, FlatProblem(m, n, k, next(dtypes), lhs_turned, rhs_turned, *pitches)
 
 
-def run_product(launches: Any, rng: np.random.Generator, problem: FlatProblem) -> None:
+def run_product(launches: Any, rng: np.random.Generator, kernel: str, problem: FlatProblem) -> None:
     p, draw = problem, _drawn(launches, rng, problem.x)
     lhs = draw(p.k if p.lhs_turned else p.m, p.lhs_pitch)
     rhs = draw(p.n if p.rhs_turned else p.k, p.rhs_pitch)
     result = jax.ShapeDtypeStruct((p.m, p.n), lhs.dtype)
-    launch.call(flat_plan(p, current_target()), [lhs, rhs], [result], [p.shape])
+    plan = flat_plan(p, current_target()) if kernel == "flat" else small_plan(p)
+    launch.call(plan, [lhs, rhs], [result], [p.shape])
 
 
 def _drawn(launches: Any, rng: np.random.Generator, dtype: str):
