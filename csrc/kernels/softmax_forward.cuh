@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
     Word words[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (pieces.sees(i)) words[i] = pieces.load_ith<true>(x_row, i);
+      if (pieces.sees(i)) words[i] = pieces.load_ith<kStreamedLoads>(x_row, i);
     }
     float edge = negative_infinity();
     if (!kEven && pieces.edge < keys.count) {
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       if (SCALE_SIGN == 0) edge *= 0.0f;
     }
     const auto mask_of = [&](int i) {
-      return mask_bytes(keys.hidden, keys.hidden + pieces.first + i * Pieces::kStride);
+      return mask_bytes_of_whole(keys.hidden, keys.hidden + pieces.first, i * Pieces::kStride);
     };
     MaskBytes masks[kCount];
     if (MASK == 1) {
@@ -152,6 +152,8 @@ extern "C" __global__ void __launch_bounds__(kThreads* kRows, MIN_BLOCKS)
       words[i] = rounded<X>(result);
     }
     pieces.store_words(y_row, words);
-    if (has_edge && pieces.edge < keys.count) set_element<true>(y_row + pieces.edge, edge * factor);
+    if (has_edge && pieces.edge < keys.count) {
+      set_element<kStreamedStores>(y_row + pieces.edge, edge * factor);
+    }
   } while (!kOneTurn && (block_row += rows_of_a_turn()) < p.rows);
 }

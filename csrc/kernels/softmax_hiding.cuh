@@ -42,27 +42,51 @@ __device__ __forceinline__ void hide_outside(Word& word, int column, int end) {
   }
 }
 
-// The mask's bytes of a word's columns, from `own` on, in the row `hidden`. Those outside the row
-// are any bytes of it.
+// The mask's bytes of a word's columns.
 struct MaskBytes {
   unsigned words[kLength / 4];
 };
 
+__device__ __forceinline__ MaskBytes mask_word(const unsigned char* own) {
+  MaskBytes to;
+  if constexpr (kLength == 8) {
+    const uint2 both = *reinterpret_cast<const uint2*>(own);
+    to.words[0] = both.x;
+    to.words[1] = both.y;
+  } else {
+    to.words[0] = *reinterpret_cast<const unsigned*>(own);
+  }
+  return to;
+}
+
+// From `own` + `ahead` on, which is a multiple of 4, of a word that is the row's as a whole.
+__device__ __forceinline__ MaskBytes mask_bytes_of_whole(const unsigned char* hidden,
+                                                         const unsigned char* own, int ahead) {
+  if (kEven && reinterpret_cast<unsigned long long>(hidden) % kLength == 0) {
+    return mask_word(own + ahead);
+  }
+  constexpr int kWords = kLength / 4;
+  const int past = static_cast<int>(reinterpret_cast<unsigned long long>(own) % 4);
+  const unsigned* from = reinterpret_cast<const unsigned*>(own - past + ahead);
+  unsigned parts[kWords + 1];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) parts[i] = from[i];
+  parts[kWords] = from[past == 0 ? kWords - 1 : kWords];  // of which no more may be mapped
+  MaskBytes to;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    to.words[i] = __funnelshift_r(parts[i], parts[i + 1], 8 * past);
+  }
+  return to;
+}
+
+// From `own` on, in the row `hidden`. Those outside the row are any bytes of it.
 __device__ __forceinline__ MaskBytes mask_bytes(const unsigned char* hidden,
                                                 const unsigned char* own) {
   using Address = unsigned long long;
   MaskBytes to;
   const Address row = reinterpret_cast<Address>(hidden);
-  if (kEven && row % kLength == 0) {
-    if constexpr (kLength == 8) {
-      const uint2 both = *reinterpret_cast<const uint2*>(own);
-      to.words[0] = both.x;
-      to.words[1] = both.y;
-    } else {
-      to.words[0] = *reinterpret_cast<const unsigned*>(own);
-    }
-    return to;
-  }
+  if (kEven && row % kLength == 0) return mask_word(own);
   const Address first = row / 4 * 4, last = (row + kCols - 1) / 4 * 4;
   const Address at = reinterpret_cast<Address>(own);
   unsigned parts[kLength / 4 + 1];

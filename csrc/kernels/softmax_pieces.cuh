@@ -20,6 +20,9 @@ constexpr int kSureWords = CAUSAL || MASK == 2 ? 0
                            : kParts == 1       ? kWholeWords - (kEven ? 0 : 1)
                            : kEven && kPartWords * kParts == kWholeWords ? kPartWords
                                                                          : 0;
+// Odd rows share sectors, which their neighbours' blocks want from the cache.
+constexpr bool kStreamedLoads = kEven || CAUSAL;
+constexpr bool kStreamedStores = kStreamedLoads || MASK == 1;
 static_assert(kThreads * kRows % 32 == 0, "a block is whole warps");
 static_assert(kEven || (kThreads >= 2 * (kLength - 1) && kCols >= kLength), "a thread an element");
 
@@ -80,7 +83,7 @@ struct Pieces {
     X* own = row + first;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (sees(i)) store<true, true, kLength>(own + i * kStride, from[i]);
+      if (sees(i)) store<true, kStreamedStores, kLength>(own + i * kStride, from[i]);
     }
   }
 

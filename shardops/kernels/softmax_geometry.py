@@ -40,18 +40,22 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
     words, masked = problem.whole_words, problem.mask > 0
     if words <= 512 and not problem.causal and (problem.even or not masked):
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
-    if problem.causal and problem.even and not masked and 256 <= words <= 2048:
+    if problem.causal and not masked and (problem.even or not problem.first) and 256 <= words <= 2048:
         fewest = 1440 if target.arch == "sm_90" else 1280  # which spills on others
         resident = fewest if words <= 1024 else 1280 if words <= 1536 else 1536
         resident = 1216 if words == 256 else resident
+        if not problem.even:
+            resident = 1280 if words <= 1536 else 1024
         return _registers(problem, target, 4, resident, hold=False)
     resident = _resident(problem, not problem.even, _is_crowded(problem))
+    if not problem.causal and not masked and not problem.even:
+        resident = 1152
     return _registers(problem, target, 4, resident)
 
 
 def _forward_cluster(problem: SoftmaxProblem, target: Target) -> Geometry | None:
     """Weights are computed twice, for more rows at a time."""
-    plain = problem.even and not problem.causal and problem.mask == 0 and problem.x != "float16"
+    plain = not problem.causal and problem.mask == 0 and problem.x != "float16"
     resident = _resident(problem, not problem.even, _is_crowded(problem))
     if plain:
         resident = 1536 if target.arch == "sm_90" else 1280
@@ -65,19 +69,26 @@ def backward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     three, where that leaves fewer threads without a word, and four from 384.
     """
     words, causal = problem.whole_words, problem.causal
+    odd_and_causal = not problem.even and causal
     each = 4 if words > (384 if problem.even and causal else 512) else 2
     if problem.even and not causal and words <= 128:
         each = 1
     if problem.even and causal and each == 2 and _idle(words, 3) <= _idle(words, 2):
         each = 3
-    resident = _resident(problem, not problem.even and causal) if each == 4 else 1152
+    if odd_and_causal and 1024 < words <= 1536:
+        each = 3  # 512 threads, of which two blocks fit; 384 of four words each would spill
+    resident = _resident(problem) if each == 4 else 1152
+    threads_of_long = 1024 if has_clusters(target) else _resident(problem, odd_and_causal)
+    if not problem.even:
+        resident = 1152 if not causal else 1344 if each == 2 else 1024 if each == 3 else 768
     return (
         _tile(problem, 2)
+        or _two_blocks(problem, target)
         or _staged_backward(problem, target)
         or _registers(problem, target, each, resident)
         or _in_cluster(problem, target, resident)
         or _registers(problem, target, each, resident, 16)
-        or _long(problem, target, 1024 if has_clusters(target) else resident, 1)
+        or _long(problem, target, threads_of_long, 1)
     )
 
 
@@ -186,8 +197,7 @@ def _many_words(problem: SoftmaxProblem, target: Target) -> Geometry | None:
     if threads > 512:
         return None
     staged = _in_shared_memory(problem, target, 1, 512, 1) if masked else None
-    masked_odd = problem.mask > 0 and not problem.even
-    crowded = masked_odd or _is_crowded(problem) or target.arch != "sm_90"
+    crowded = _is_crowded(problem) or target.arch != "sm_90"
     resident = 768 if crowded else 1024
     return staged or Geometry("registers", threads, min_blocks=resident // threads, hold=False)
 
@@ -223,6 +233,18 @@ def _staged_backward(problem: SoftmaxProblem, target: Target) -> Geometry | None
         fitting = (_in_shared_memory(problem, target, 2, threads, blocks) for blocks in (4, 3, 2))
         return next((found for found in fitting if found), None)
     return _in_shared_memory(problem, target, 2, threads, 2) if 2048 < words <= 3072 else None
+
+
+def _two_blocks(problem: SoftmaxProblem, target: Target) -> Geometry | None:
+    """Backward, odd rows of which in shared memory words at the ends cost more than a cluster."""
+    words = problem.whole_words
+    spread = _spread(problem, target, 512)
+    if problem.even or problem.causal or not 2048 < words <= 3072:
+        return None
+    if spread > 2 or not has_clusters(target):
+        return None
+    threads = -(-words // 256) * 32
+    return Geometry("registers", threads, parts=2, min_blocks=1024 // threads)
 
 
 def _in_shared_memory(
