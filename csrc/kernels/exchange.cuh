@@ -81,21 +81,15 @@ struct Exchange {
 // Elements of a row that warp `part` of a wide row owns, counted over the cluster; `shift` as in
 // row_part.cuh.
 __device__ __forceinline__ float elements_of(int part, int shift) {
-  const int words = (kCols + shift + kLength - 1) / kLength;  // that cover the row
+  const WholeWords whole(shift);
   const int block = part / kRowWarps, warp = part % kRowWarps;
-  const int left = words - block * kVectors;
+  const int left = whole.words - block * kVectors;
   const int in_block = left < 0 ? 0 : left < kVectors ? left : kVectors;
   const int in_last_turn = in_block % kGroup - warp * 32;
   int owned = in_block / kGroup * 32;
   owned += in_last_turn < 0 ? 0 : in_last_turn < 32 ? in_last_turn : 32;
   owned *= kLength;
-  if (kRagged) {
-    const int last = words - 1;
-    if (part == 0) owned -= shift;
-    if (last / kVectors == block && last % kVectors % kGroup / 32 == warp) {
-      owned -= words * kLength - kCols - shift;
-    }
-  }
+  if (part == kRowWarps - 1) owned += whole.edges();
   return part < kParts ? static_cast<float>(owned) : 0.0f;
 }
 

@@ -2,14 +2,12 @@
 //
 //   dx, partials as in norm_backward.cuh; one row of partials a block, or a cluster.
 //
-// Layout: as in norm_backward.cuh.
+// Layout: as in norm_backward.cuh; all but mean, rstd and partials on 16 bytes.
 // Threads: as in tiles.cuh. A thread owns the same columns in every row, so their parameter
 // gradients stay in its registers until the end; no atomics, so the same bits every run. Where a
 // block or a cluster shares a row, the sums of a row are on their way while the next row's are
 // made.
-//
-// Results of launches whose pointers are not aligned leave element by element.
-#include "exchange.cuh"
+#include "norm_backward_held.cuh"
 #include "norm_results.cuh"
 
 constexpr int kLoads = 2 + HAS_ADD;  // x, dy, dh; dx takes the place of x
@@ -19,17 +17,9 @@ constexpr int kRowBytes = kChunk * static_cast<int>(sizeof(X));  // of a row's c
 constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
 static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
 
-struct Sums {
-  float gamma[kCount][kLength];
-#if HAS_BETA
-  float beta[kCount][kLength];
-#endif
-};
-
 // First pass over a row: its part of sum(w · xhat) and sum(w); adds to the parameters' gradients.
 // Two sums of each, so that one addition need not wait for the last.
-__device__ __forceinline__ void first_pass(const Part& part, Shared row,
-                                           const Vector<Gamma, kLength> (&scale)[kCount],
+__device__ __forceinline__ void first_pass(const Part& part, Shared row, const Scales& scales,
                                            const RowStatistics& of, Sums& sums, float& wx,
                                            float& w_sum) {
   float wx_sums[2] = {0.0f, 0.0f};
@@ -40,13 +30,11 @@ __device__ __forceinline__ void first_pass(const Part& part, Shared row,
     const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
     auto values = load_shared<kLength, X>(at);
     auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
-    part.hide(values, i);
-    part.hide(cotangents, i);
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
       const float xhat = (values.at(j) - of.mean) * of.rstd;
       const float cotangent = cotangents.at(j);
-      const float w = cotangent * scaled_by(scale[i].at(j));
+      const float w = cotangent * scales.at(i, j);
       wx_sums[j % 2] += w * xhat;
       if (LAYER) w_sums[j % 2] += w;
       sums.gamma[i][j] += cotangent * xhat;
@@ -55,14 +43,25 @@ __device__ __forceinline__ void first_pass(const Part& part, Shared row,
 #endif
     }
   }
+  if (part.has_edge) {
+    const Shared at = row + part.edge_in_chunk * static_cast<int>(sizeof(X));
+    const float xhat = (load_shared<1, X>(at).at(0) - of.mean) * of.rstd;
+    const float cotangent = load_shared<1, X>(at + Ring::kArray).at(0);
+    const float w = cotangent * scales.edge;
+    wx_sums[0] += w * xhat;
+    if (LAYER) w_sums[0] += w;
+    sums.gamma_edge += cotangent * xhat;
+#if HAS_BETA
+    sums.beta_edge += cotangent;
+#endif
+  }
   wx = wx_sums[0] + wx_sums[1];
   w_sum = w_sums[0] + w_sums[1];
 }
 
 // Second pass: dx, into the place of x in shared memory or to global memory.
 __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __restrict__ dx,
-                                            const Vector<Gamma, kLength> (&scale)[kCount],
-                                            const RowResult& result_of) {
+                                            const Scales& scales, const RowResult& result_of) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
@@ -80,7 +79,7 @@ __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __r
 #else
       constexpr float dh = 0.0f;
 #endif
-      result[j] = result_of(values.at(j), cotangents.at(j), scale[i].at(j), dh);
+      result[j] = result_of(values.at(j), cotangents.at(j), scales.at(i, j), dh);
     }
     if constexpr (STORE_TILES) {
       store_shared(at, rounded<X>(result));
@@ -90,59 +89,15 @@ __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __r
   }
 }
 
-// The same, element by element, to global memory.
-__device__ __forceinline__ void second_pass_of_elements(const Part& part, Shared row,
-                                                        X* __restrict__ dx,
-                                                        const Gamma* __restrict__ gamma,
-                                                        const RowResult& result_of) {
-  part.for_each([&](int c) {
-    const Shared at = row + c * static_cast<int>(sizeof(X));
-    const float x = load_shared<1, X>(at).at(0);
-    const float dy = load_shared<1, X>(at + Ring::kArray).at(0);
-    const float dh = HAS_ADD ? load_shared<1, X>(at + HAS_ADD * 2 * Ring::kArray).at(0) : 0.0f;
-    set_element<true>(dx + c, result_of(x, dy, element(gamma[c]), dh));
-  });
-}
-
-// Each thread's sums to the block's row of partials; those of rows that lie side by side in a block
-// are added up first, in order.
-__device__ __forceinline__ void write_sums(const Part& part, float (&sums)[kCount][kLength],
-                                           float* together, float* __restrict__ partials) {
-#pragma unroll
-  for (int offset = 16; offset >= kGroup; offset /= 2) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        sums[i][j] += __shfl_xor_sync(kAllLanes, sums[i][j], offset);
-      }
-    }
-  }
-  constexpr int kSetThreads = kWide ? kGroup : 32;  // threads that hold sums of different columns
-  const int first = kRagged ? part.first_column : 0;
-  constexpr int kSets = kThreads / kSetThreads;
-  for (int set = 0; set < kSets; ++set) {
-    const bool mine = threadIdx.x / kSetThreads == set && threadIdx.x % kSetThreads < kGroup;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (!mine || !part.owns(i)) continue;
-      const int c = first + part.column(i);
-      float* const to = set < kSets - 1 ? together : partials;
-      if constexpr (kRagged) {  // other sets' words start elsewhere
-#pragma unroll
-        for (int j = 0; j < kLength; ++j) {
-          if (is_column(c + j)) to[c + j] = sums[i][j] + (set > 0 ? together[c + j] : 0.0f);
-        }
-      } else {
-        if (set > 0) {
-#pragma unroll
-          for (int j = 0; j < kLength; ++j) sums[i][j] += together[c + j];
-        }
-        store<true, false, kLength>(to + c, rounded<float>(sums[i]));
-      }
-    }
-    __syncthreads();
-  }
+// Of the thread's edge, to global memory.
+__device__ __forceinline__ void second_pass_of_edge(const Part& part, Shared row,
+                                                    X* __restrict__ dx, const Scales& scales,
+                                                    const RowResult& result_of) {
+  const Shared at = row + part.edge_in_chunk * static_cast<int>(sizeof(X));
+  const float x = load_shared<1, X>(at).at(0);
+  const float dy = load_shared<1, X>(at + Ring::kArray).at(0);
+  const float dh = HAS_ADD ? load_shared<1, X>(at + HAS_ADD * 2 * Ring::kArray).at(0) : 0.0f;
+  set_element<true>(dx + part.edge, result_of(x, dy, scales.edge, dh));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
@@ -160,32 +115,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   Shared base = shared_address(memory);
   forget_origin(base);
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
-  bool aligned = moves_as_words(x, dy, dx);
 #if HAS_ADD
-  aligned = aligned && moves_as_words(x, dh);
   const X* const from[kLoads] = {x, dy, dh};
   X* const to[kLoads] = {dx, nullptr, nullptr};
 #else
   const X* const from[kLoads] = {x, dy};
   X* const to[kLoads] = {dx, nullptr};
 #endif
-  Ring ring(base + kControl, base, from, to, rows, aligned, rank);
+  Ring ring(base + kControl, base, from, to, rows, rank);
   Exchange exchange(base + (Ring::kBarriers + 15) / 16 * 16, rank);
   if (threadIdx.x == 0) barriers_visible();
   sync_all();
   ring.start();
 
   const int group = static_cast<int>(threadIdx.x) / kGroup;
-  const Part part(rank, shift_of_row(x, ring.first_row() + group, aligned));
-  const bool gamma_aligned = is_aligned<kLength>(gamma);
-  Vector<Gamma, kLength> scale[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (!part.owns(i)) continue;
-    const Gamma* const from = gamma + part.first_column;
-    scale[i] = kRagged || gamma_aligned ? part.load_parameter(from, i)
-                                        : load<false, false, kLength>(from + part.column(i));
-  }
+  const int place = ring.place_of(group);
+  const Part part(rank, shift_of_row(ring.first_row() + group));
+  const Scales scales(part, gamma + part.first_column);
 
   Sums sums = {};
   const auto statistics_of = [&](long long row) {
@@ -203,11 +149,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     constexpr float kShare = 1.0f / kCols;
     const RowResult result_of = {of, of.rstd * (wx * kShare), w_sum * kShare};
     X* to_row = dx + number * kCols + part.first_column;
-    if (STORE_TILES || aligned) {
-      second_pass(part, row, to_row, scale, result_of);
-    } else {
-      second_pass_of_elements(part, row, to_row, gamma + part.first_column, result_of);
-    }
+    second_pass(part, row, to_row, scales, result_of);
+    if (part.has_edge) second_pass_of_edge(part, row, to_row, scales, result_of);
   };
 
   if constexpr (kWide) {
@@ -225,14 +168,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       Shared at = 0;
       if (step < steps) {
         if (turn == 0) tile = ring.acquire(k);
-        at = tile + (turn * kRowsAtOnce + group) * kRowBytes;
+        at = tile + place + turn * kRowsAtOnce * kRowBytes;
         ends_tile = turn == kTurns - 1 || step == steps - 1;
         next = statistics_of(turn + 1 < kTurns
                                  ? row + kRowsAtOnce
                                  : row + kRowsAtOnce - kTileRows + ring.rows_to_next_tile());
         if (row < rows) {
           float wx, w_sum;
-          first_pass(part, at, scale, of, sums, wx, w_sum);
+          first_pass(part, at, scales, of, sums, wx, w_sum);
           exchange.publish(step, sum_lanes<32>(wx), LAYER ? sum_lanes<32>(w_sum) : 0.0f);
         }
       }
@@ -263,10 +206,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     for (int k = 0; k < ring.count(); ++k) {
       const RowStatistics of = next;
       const bool active = row < rows;
-      const Shared at = ring.acquire(k) + group * kRowBytes;
+      const Shared at = ring.acquire(k) + place;
       next = statistics_of(row + ring.rows_to_next_tile());
       float wx = 0.0f, w_sum = 0.0f;
-      if (active) first_pass(part, at, scale, of, sums, wx, w_sum);
+      if (active) first_pass(part, at, scales, of, sums, wx, w_sum);
       wx = sum_lanes<kLanes>(wx);
       if (LAYER) w_sum = sum_lanes<kLanes>(w_sum);
       if (active) finish_row(at, row, of, wx, w_sum);
@@ -280,8 +223,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const long long owners = gridDim.x / kCluster;
   partials += blockIdx.x / kCluster * static_cast<long long>(kCols);
   if constexpr (!kRagged) partials += part.first_column;
-  write_sums(part, sums.gamma, together, partials);
+  write_sums(part, sums.gamma, sums.gamma_edge, together, partials);
 #if HAS_BETA
-  write_sums(part, sums.beta, together, partials + owners * kCols);
+  write_sums(part, sums.beta, sums.beta_edge, together, partials + owners * kCols);
 #endif
 }

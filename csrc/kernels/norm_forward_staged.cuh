@@ -2,11 +2,9 @@
 //
 //   h, mean, rstd, y as in norm_forward.cuh.
 //
-// Layout: as in norm_forward.cuh.
+// Layout: as in norm_forward.cuh; all but mean and rstd on 16 bytes.
 // Threads: as in tiles.cuh. Where a block or a cluster shares a row, each warp centres its part on
 // its own mean and the parts are merged as in reduce.cuh, while the next row's are made.
-//
-// Results of launches whose pointers are not aligned leave element by element.
 #include "exchange.cuh"
 #include "mean.cuh"
 #include "norm_results.cuh"
@@ -20,60 +18,58 @@ constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
 static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
 
 // Sum of the row's part. With HAS_ADD h takes the place of add first.
-__device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __restrict__ h,
-                                          bool aligned) {
+__device__ __forceinline__ float sum_pass(const Part& part, Shared row, X* __restrict__ h) {
   float sums[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
     const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
     auto values = load_shared<kLength, X>(at);
-    part.hide(values, i);
 #if HAS_ADD
-    auto addend = load_shared<kLength, X>(at + kHidden);
-    part.hide(addend, i);
+    const auto addend = load_shared<kLength, X>(at + kHidden);
     values = sum_of<kLength>(values, addend);
     store_shared(at + kHidden, values);
-    if (!STORE_TILES && aligned) part.store_result(h, i, values);
+    if (!STORE_TILES) part.store_result(h, i, values);
 #endif
 #pragma unroll
     for (int j = 0; j < kLength; ++j) sums[j % 2] += values.at(j);
   }
+  if (part.has_edge) {
+    const Shared at = row + part.edge_in_chunk * static_cast<int>(sizeof(X));
+    auto value = load_shared<1, X>(at);
 #if HAS_ADD
-  if (!STORE_TILES && !aligned) {
-    part.for_each([&](int c) {
-      const Shared at = row + kHidden + c * static_cast<int>(sizeof(X));
-      store<true, true, 1>(h + c, load_shared<1, X>(at));
-    });
-  }
+    value = sum_of<1>(value, load_shared<1, X>(at + kHidden));
+    store_shared(at + kHidden, value);
+    if (!STORE_TILES) store<true, true, 1>(h + part.edge, value);
 #endif
+    sums[0] += value.at(0);
+  }
   return sums[0] + sums[1];
 }
 
 __device__ __forceinline__ float squares_pass(const Part& part, Shared row, float centre) {
+  // Past this the compiler reads the row again: it would keep it, for want of registers elsewhere.
+  if (LAYER && kWide) __syncwarp();
   float totals[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
-    auto values =
+    const auto values =
         load_shared<kLength, X>(row + kHidden + part.column(i) * static_cast<int>(sizeof(X)));
-    part.hide(values, i);
     float squares[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
       const float centred = LAYER ? values.at(j) - centre : values.at(j);
       squares[j % 2] += centred * centred;
     }
-    if (LAYER && !part.is_whole(i)) {  // (0 - centre)^2 must not count
-      squares[0] = squares[1] = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        const float centred = values.at(j) - centre;
-        if (is_column(part.column_of_row(i) + j)) squares[0] += centred * centred;
-      }
-    }
     totals[0] += squares[0];
     totals[1] += squares[1];
+  }
+  if (part.has_edge) {
+    const Shared at = row + kHidden + part.edge_in_chunk * static_cast<int>(sizeof(X));
+    const float value = load_shared<1, X>(at).at(0);
+    const float centred = LAYER ? value - centre : value;
+    totals[0] += centred * centred;
   }
   return totals[0] + totals[1];
 }
@@ -85,9 +81,9 @@ struct Parameter {
   const T* __restrict__ from;  // at the block's first column
   Vector<T, kLength> held[HOLD_GAMMA ? kCount : 1];
 
-  __device__ __forceinline__ Parameter(const Part& part, const T* __restrict__ start, bool aligned)
+  __device__ __forceinline__ Parameter(const Part& part, const T* __restrict__ start)
       : from(start) {
-    if (!HOLD_GAMMA || !aligned) return;
+    if (!HOLD_GAMMA) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (part.owns(i)) held[i] = part.load_parameter(from, i);
@@ -135,25 +131,17 @@ __device__ __forceinline__ void scale_pass(const Part& part, Shared row, X* __re
   }
 }
 
-// The same, element by element.
-__device__ __forceinline__ void scale_elements(const Part& part, Shared row, X* __restrict__ y,
-                                               const Parameters& parameters, float mean,
-                                               float rstd) {
-  part.for_each([&](int c) {
-    const Shared at = row + c * static_cast<int>(sizeof(X));
+// Of the thread's edge.
+__device__ __forceinline__ void scale_edge(const Part& part, Shared row, X* __restrict__ y,
+                                           const Parameters& parameters, float mean, float rstd) {
+  const Shared at = row + kHidden + part.edge_in_chunk * static_cast<int>(sizeof(X));
 #if HAS_BETA
-    const float bias = element(parameters.beta.from[c]);
+  const float bias = element(parameters.beta.from[part.edge]);
 #else
-    constexpr float bias = 0.0f;
+  constexpr float bias = 0.0f;
 #endif
-    const float h = load_shared<1, X>(at + kHidden).at(0);
-    const float result[1] = {result_of(h, mean, rstd, element(parameters.gamma.from[c]), bias)};
-    if constexpr (STORE_TILES) {
-      store_shared(at, rounded<X>(result));
-    } else {
-      store<true, true, 1>(y + c, rounded<X>(result));
-    }
-  });
+  const float gamma = element(parameters.gamma.from[part.edge]);
+  set_element<true>(y + part.edge, result_of(load_shared<1, X>(at).at(0), mean, rstd, gamma, bias));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
@@ -177,37 +165,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   forget_origin(base);
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
 #if HAS_ADD
-  const bool as_words = moves_as_words(x, y, add, h);
   const X* const from[kLoads] = {x, add};
   X* const to[kLoads] = {y, h};
 #else
-  const bool as_words = moves_as_words(x, y);
   constexpr X* h = nullptr;
   const X* const from[kLoads] = {x};
   X* const to[kLoads] = {y};
 #endif
-  Ring ring(base + kControl, base, from, to, rows, as_words, rank);
+  Ring ring(base + kControl, base, from, to, rows, rank);
   Exchange exchange(base + (Ring::kBarriers + 15) / 16 * 16, rank);
   if (threadIdx.x == 0) barriers_visible();
   sync_all();
   ring.start();
 
   const int group = static_cast<int>(threadIdx.x) / kGroup;
-  const int shift = shift_of_row(x, ring.first_row() + group, as_words);
+  const int place = ring.place_of(group);
+  const int shift = shift_of_row(ring.first_row() + group);
   const Part part(rank, shift);
-  bool aligned = as_words && (kRagged || is_aligned<kLength>(gamma));
 #if HAS_BETA
-  aligned = aligned && (kRagged || is_aligned<kLength>(beta));
-  const Parameters parameters = {{part, gamma + part.first_column, aligned},
-                                 {part, beta + part.first_column, aligned}};
+  const Parameters parameters = {{part, gamma + part.first_column},
+                                 {part, beta + part.first_column}};
 #else
-  const Parameters parameters = {{part, gamma + part.first_column, aligned}};
+  const Parameters parameters = {{part, gamma + part.first_column}};
 #endif
 
   const auto sum_of = [&](Shared at, long long row) {
     if (!LAYER && !HAS_ADD) return 0.0f;
     X* to_row = HAS_ADD ? h + row * kCols + part.first_column : nullptr;
-    return sum_pass(part, at, to_row, aligned);
+    return sum_pass(part, at, to_row);
   };
   // Writes the row's results, given its mean and sum of squares.
   const auto finish_row = [&](Shared at, long long row, float mean, float squares) {
@@ -219,11 +204,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       rstd_out[row] = rstd;
     }
     X* to_row = y + row * kCols + part.first_column;
-    if (aligned) {
-      scale_pass(part, at, to_row, parameters, mean, rstd);
-    } else {
-      scale_elements(part, at, to_row, parameters, mean, rstd);
-    }
+    scale_pass(part, at, to_row, parameters, mean, rstd);
+    if (part.has_edge) scale_edge(part, at, to_row, parameters, mean, rstd);
   };
 
   if constexpr (kWide) {
@@ -248,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       Shared at = 0;
       if (step < steps) {
         if (turn == 0) tile = ring.acquire(k);
-        at = tile + (turn * kRowsAtOnce + group) * kRowBytes;
+        at = tile + place + turn * kRowsAtOnce * kRowBytes;
         ends_tile = turn == kTurns - 1 || step == steps - 1;
         if (row < rows) {
           float sum = sum_of(at, row);
@@ -286,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     long long row = ring.first_row() + group;
     for (int k = 0; k < ring.count(); ++k) {
       const bool active = row < rows;
-      const Shared at = ring.acquire(k) + group * kRowBytes;
+      const Shared at = ring.acquire(k) + place;
       const float sum = active ? sum_of(at, row) : 0.0f;
       const float mean = LAYER ? mean_of<kCols>(sum_lanes<kLanes>(sum)) : 0.0f;
       const float squares = sum_lanes<kLanes>(active ? squares_pass(part, at, mean) : 0.0f);

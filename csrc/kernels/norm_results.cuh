@@ -14,14 +14,14 @@ struct RowStatistics {
   float rstd;
 };
 
-// dx of an element of a row.
+// dx of an element of a row; `scale` is `scaled_by` of gamma.
 struct RowResult {
   RowStatistics of;
   float slope;  // rstd times the mean of w · xhat
   float mean_w;
 
-  __device__ __forceinline__ float operator()(float x, float dy, float gamma, float dh) const {
-    const float w = dy * scaled_by(gamma);
+  __device__ __forceinline__ float operator()(float x, float dy, float scale, float dh) const {
+    const float w = dy * scale;
     const float centred = LAYER ? x - of.mean : x;
     const float result = of.rstd * ((LAYER ? w - mean_w : w) - centred * slope);
     return HAS_ADD ? result + dh : result;

@@ -34,6 +34,28 @@ template <typename T>
 __device__ __forceinline__ int shift_of_row(const T* rows, long long row, bool as_words) {
   return kRagged && as_words ? place_in_word<kLength>(rows + row * kCols) : 0;
 }
+// The same where all rows together start on a word.
+__device__ __forceinline__ int shift_of_row(long long row) {
+  return kRagged ? static_cast<int>(row % kLength) * (kCols % kLength) % kLength : 0;
+}
+
+// A row's whole words, and its edges: fewer than 2 * kLength elements that lie in words which it
+// shares with its neighbours.
+constexpr int kMostWords = kCols / kLength;
+constexpr int kLeastWords = kRagged ? (kCols - kLength + 1) / kLength : kMostWords;
+struct WholeWords {
+  int before;  // elements before the first whole word
+  int words;
+
+  __device__ __forceinline__ explicit WholeWords(int shift)
+      : before(kRagged && shift > 0 ? kLength - shift : 0),
+        words(kRagged ? (kCols - before) / kLength : kMostWords) {}
+
+  __device__ __forceinline__ int edges() const { return kCols - words * kLength; }
+  __device__ __forceinline__ int edge_column(int edge) const {
+    return edge < before ? edge : words * kLength + edge;
+  }
+};
 
 __device__ __forceinline__ bool is_column(int column) {
   return static_cast<unsigned>(column) < static_cast<unsigned>(kCols);

@@ -4,7 +4,9 @@
 // tile are worked on at once. Up to 32: a part of a warp. More ("wide"): whole warps, and with
 // CLUSTER > 1 all blocks of a cluster.
 //
-// Ragged rows, whose COLS are no multiple of VECTOR, are the words that cover them (ragged.cuh).
+// Of ragged rows, whose COLS are no multiple of VECTOR, these are the whole words (ragged.cuh).
+// Each of a row's first threads has one of its edges too, the first block's where a cluster shares
+// it.
 #pragma once
 #include "async.cuh"
 #include "elements.cuh"
@@ -14,7 +16,7 @@
 constexpr int kThreads = THREADS;
 constexpr int kGroup = THREADS_PER_ROW;
 constexpr int kCluster = CLUSTER;
-constexpr int kChunk = CHUNK;  // columns of the span that one block owns; the last may own fewer
+constexpr int kChunk = CHUNK;  // columns in whole words that one block owns; the last may own fewer
 constexpr int kStages = STAGES;
 constexpr bool kWide = kGroup > 32;
 constexpr int kRowsAtOnce = kThreads / kGroup;
@@ -25,67 +27,55 @@ constexpr int kCount = (kVectors + kGroup - 1) / kGroup;  // vectors a thread ow
 static_assert(kChunk % kLength == 0, "a row is whole vectors");
 static_assert(kThreads % 32 == 0 && kTileRows % kRowsAtOnce == 0, "whole warps, whole turns");
 static_assert(kWide ? kGroup % 32 == 0 : kTileRows == kRowsAtOnce, "whole warps, or one turn");
-static_assert(kCluster == 1 ? kChunk == kSpan : kWide && kTileRows == 1, "a cluster has one row");
+static_assert(kCluster == 1 ? kChunk == kMostWords * kLength : kWide && kTileRows == 1,
+              "a cluster has one row");
 constexpr int kTurns = kTileRows / kRowsAtOnce;
 static_assert(!kRagged || (kGroup >= 32 && kTurns == 1 && !STORE_TILES),
               "a group's rows start at the same place of a word");
 
+// Elements of a tile, in the words that cover it wherever it starts. Of a ragged row that a cluster
+// shares there is a word on both sides of the chunk, for edges.
+constexpr int kTileLength = !kRagged ? kTileRows * kChunk
+                            : kCluster == 1
+                                ? (kTileRows * kCols + 2 * kLength - 2) / kLength * kLength
+                                : kChunk + 2 * kLength;
+
 // The part of a row that this thread owns: vectors lane, lane + kGroup, ... of its block's chunk.
 struct Part {
   int lane;
-  int first_column;  // of the chunk: below 0 where a word starts before the row
-  int columns;       // of the chunk, in whole words
+  int first_column;  // of the chunk
+  int columns;       // of the chunk
+  bool has_edge;
+  int edge;           // the edge that the thread owns: from the chunk's first column, in the row
+  int edge_in_chunk;  // the same in shared memory, where other blocks' chunks are not between
 
   // `shift`: elements of the row's first word before the row.
-  __device__ Part(unsigned rank, int shift)
-      : lane(static_cast<int>(threadIdx.x) % kGroup),
-        first_column(static_cast<int>(rank) * kChunk - shift) {
-    const int left = (kCols + shift + kLength - 1) / kLength * kLength - (first_column + shift);
+  __device__ Part(unsigned rank, int shift) : lane(static_cast<int>(threadIdx.x) % kGroup) {
+    const WholeWords whole(shift);
+    const int before_chunk = static_cast<int>(rank) * kChunk;
+    const int left = whole.words * kLength - before_chunk;
+    first_column = whole.before + before_chunk;
     columns = left < kChunk ? left : kChunk;
+    has_edge = kRagged && rank == 0 && kGroup - 1 - lane < whole.edges();
+    edge = whole.edge_column(kGroup - 1 - lane) - first_column;
+    edge_in_chunk = edge < 0 ? edge : edge - (left - columns);
   }
 
   __device__ __forceinline__ int column(int i) const { return (i * kGroup + lane) * kLength; }
-  __device__ __forceinline__ int column_of_row(int i) const { return first_column + column(i); }
   __device__ __forceinline__ bool owns(int i) const {
-    if constexpr (!kRagged && kCluster == 1 && kCount * kGroup == kVectors) return true;
+    constexpr int kLeast = kLeastWords - (kCluster - 1) * kVectors;  // of the last block
+    if ((i + 1) * kGroup <= (kLeast < kVectors ? kLeast : kVectors)) return true;
     return column(i) < columns;
   }
-  // Whether all of vector i is of this row.
-  __device__ __forceinline__ bool is_whole(int i) const {
-    constexpr int kLeast = kCols - (kCluster - 1) * kChunk;  // columns of the last chunk
-    if (!kRagged || (i > 0 && (i + 1) * kGroup * kLength <= kLeast)) return true;
-    return is_inside(column_of_row(i));
-  }
-  template <typename T>
-  __device__ __forceinline__ void hide(Vector<T, kLength>& word, int i) const {
-    if (!is_whole(i)) hide_outside(word, column_of_row(i));
-  }
-
   // `base`: at the chunk's first column, on 16 bytes unless rows are ragged.
   template <typename T>
   __device__ __forceinline__ Vector<T, kLength> load_parameter(const T* base, int i) const {
-    if constexpr (kRagged) return load_inside(base + column(i), column_of_row(i));
-    return load<true, false, kLength>(base + column(i));
+    return load<!kRagged, false, kLength>(base + column(i));
   }
   template <typename T>
   __device__ __forceinline__ void store_result(T* base, int i,
                                                const Vector<T, kLength>& from) const {
-    if (is_whole(i)) {
-      store<true, true, kLength>(base + column(i), from);
-    } else {
-      store_inside<true, true>(base + column(i), column_of_row(i), from);
-    }
-  }
-
-  // Calls use(c) for each element of the row that this thread owns, in turn: `c` counts from the
-  // chunk's first column.
-  template <typename Use>
-  __device__ __forceinline__ void for_each(const Use& use) const {
-    constexpr int kToNextVector = (kGroup - 1) * kLength + 1;
-#pragma unroll 1
-    for (int c = lane * kLength; c < columns; c += (c + 1) % kLength ? 1 : kToNextVector) {
-      if (!kRagged || is_column(first_column + c)) use(c);
-    }
+    store<true, true, kLength>(base + column(i), from);
   }
 };
 

@@ -6,11 +6,13 @@
 // threads there are. Results take the place of an operand and leave as a copy too (kStores > 0).
 //
 // Per stage: barrier `full`, its copies have landed; barrier `empty`, all warps are done with it.
-// Thread 0, the leader, starts the copies. Tiles that copies cannot move, since a pointer or a size
-// is no multiple of 16 bytes, are moved by the threads.
+// Thread 0, the leader, starts the copies. What ends within a word of 16 bytes is read to the
+// word's end, which is mapped; the results of such a tile, the last one, are written by the
+// threads.
 //
-// Ragged rows, whose COLS are no multiple of VECTOR, come as the 16-byte words that cover them
-// (ragged.cuh), each row by a copy of its own.
+// Of ragged rows, whose COLS are no multiple of VECTOR, a tile comes as the 16-byte words that
+// cover it. A block's tiles all start at the same place of a word, so its rows' whole words
+// (ragged.cuh) are at the same places in all of them.
 //
 // Threads: as in row_part.cuh.
 #pragma once
@@ -33,18 +35,20 @@ struct Cursor {
 template <typename T, int kLoads, int kStores>
 class TileRing {
  public:
-  static constexpr int kArray = (kTileRows * kChunk * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+  static constexpr int kArray = (kTileLength * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
   static constexpr int kStage = kLoads * kArray;
   static constexpr int kBarriers = 2 * kStages * kBarrierBytes;
   // Two tiles are worked on at a time: of three, one would be on its way for half a step only.
   static constexpr bool kAtOnce = (kStages == 2 || kStages == 3) && kStores == 0;
+  static constexpr bool kMayBeCut = kStores > 0 && kCols * sizeof(T) % 16 != 0;
 
-  // `barriers`: kBarriers bytes. `aligned`: from[] and the first kStores of to[] move as words.
+  // `barriers`: kBarriers bytes. from[] and the first kStores of to[] start on words.
   __device__ TileRing(Shared stages, Shared barriers, const T* const (&from)[kLoads],
-                      T* const (&to)[kLoads], long long rows, bool aligned, unsigned rank)
+                      T* const (&to)[kLoads], long long rows, unsigned rank)
       : stages_(stages), full_(barriers), empty_(barriers + kStages * kBarrierBytes) {
     const int first_column = static_cast<int>(rank) * kChunk;
-    columns_ = kCols - first_column < kChunk ? kCols - first_column : kChunk;
+    const int left = kMostWords * kLength - first_column;
+    columns_ = left < kChunk ? left : kChunk;
     const long long tiles = (rows + kTileRows - 1) / kTileRows;
     const long long id = blockIdx.x / kCluster;
     const long long owners = gridDim.x / kCluster;
@@ -52,10 +56,9 @@ class TileRing {
     first_row_ = id * kTileRows;
     tile_stride_ = owners * kTileRows;
     first_column_ = first_column;
+    shift_ = shift_of_row(first_row_);
     const long long last = rows - first_row_ - (count_ - 1) * tile_stride_;
     last_rows_ = last < kTileRows ? static_cast<int>(last) : kTileRows;
-    const bool cut = !kRagged && last_rows_ * columns_ * static_cast<int>(sizeof(T)) % 16 != 0;
-    bulk_ = aligned ? count_ - cut : 0;
     for (int a = 0; a < kLoads; ++a) {
       from_[a] = from[a];
       to_[a] = to[a];
@@ -81,14 +84,19 @@ class TileRing {
   __device__ __forceinline__ long long first_row() const { return first_row_; }
   __device__ __forceinline__ long long rows_to_next_tile() const { return tile_stride_; }
 
+  // Bytes from where a tile is to the first column of the block's chunk of row r of it; of a ragged
+  // row to its first whole word.
+  __device__ __forceinline__ int place_of(int r) const {
+    constexpr int kSize = sizeof(T);
+    if constexpr (!kRagged) return r * kChunk * kSize;
+    if constexpr (kCluster > 1) return kLength * kSize;
+    return (shift_ + r * kCols + kLength - 1) / kLength * kLength * kSize;
+  }
+
   // Waits until tile k is in shared memory. All threads, tiles in order. Returns where it is.
   __device__ __forceinline__ Shared acquire(int k) {
     const Shared tile = at(in_.stage);
-    if (k < bulk_) {
-      barrier_wait(full_ + in_.stage * kBarrierBytes, in_.parity);
-    } else {
-      fetch(k, tile);
-    }
+    barrier_wait(full_ + in_.stage * kBarrierBytes, in_.parity);
     in_.advance();
     return tile;
   }
@@ -96,10 +104,10 @@ class TileRing {
   // The calling warp is done with tile k, its results are in arrays [0, kStores) of it.
   __device__ __forceinline__ void release(int k) {
     if constexpr (kStores > 0) {
-      if (k < bulk_) {
-        publish_to_copies();
-      } else {
+      if (is_cut(k)) {
         put(k, at(out_.stage));
+      } else {
+        publish_to_copies();
       }
     }
     __syncwarp();
@@ -133,15 +141,19 @@ class TileRing {
     return k == count_ - 1 ? last_rows_ : kTileRows;
   }
   __device__ __forceinline__ int elements(int k) const { return rows_of(k) * columns_; }
+  // Whether its results end within a word.
+  __device__ __forceinline__ bool is_cut(int k) const {
+    return kMayBeCut && elements(k) * sizeof(T) % 16 != 0;
+  }
 
   __device__ __forceinline__ void load_tile(int k, int stage) {
-    if (k >= bulk_) return;
+    if (k >= count_) return;
     const Shared full = full_ + stage * kBarrierBytes;
     const long long offset = offset_of(k);
     if constexpr (kRagged) {
-      load_ragged(full, offset, rows_of(k), at(stage));
+      load_ragged(full, offset - first_column_, rows_of(k), at(stage));
     } else {
-      const unsigned bytes = elements(k) * sizeof(T);
+      const unsigned bytes = (elements(k) * sizeof(T) + 15) / 16 * 16;
       barrier_arrive_expecting(full, kLoads * bytes);
 #pragma unroll
       for (int a = 0; a < kLoads; ++a) {
@@ -150,26 +162,42 @@ class TileRing {
     }
   }
 
-  // The words that cover each row's chunk.
+  // `offset`: of the tile's first row.
   __device__ __forceinline__ void load_ragged(Shared full, long long offset, int rows,
                                               Shared stage) {
-    const auto shift_of = [&](int r) {
-      return place_in_word<kLength>(from_[0] + offset - first_column_ + r * kCols);
-    };
-    const auto bytes_of = [&](int shift) {
-      const int left = (kCols + shift + kLength - 1) / kLength * kLength - first_column_;
-      return (left < 0 ? 0 : left < kChunk ? left : kChunk) * static_cast<int>(sizeof(T));
-    };
-    unsigned bytes = 0;
-    for (int r = 0; r < rows; ++r) bytes += kLoads * bytes_of(shift_of(r));
-    barrier_arrive_expecting(full, bytes);
-    for (int r = 0; r < rows; ++r) {
-      const int shift = shift_of(r);
-      if (bytes_of(shift) == 0) continue;
+    constexpr int kSize = sizeof(T);
+    if constexpr (kCluster == 1) {
+      const int bytes = (shift_ + rows * kCols + kLength - 1) / kLength * kLength * kSize;
+      barrier_arrive_expecting(full, kLoads * bytes);
 #pragma unroll
       for (int a = 0; a < kLoads; ++a) {
-        bulk_load(stage + a * kArray + r * kChunk * static_cast<int>(sizeof(T)),
-                  from_[a] + offset + r * kCols - shift, bytes_of(shift), full);
+        bulk_load(stage + a * kArray, from_[a] + offset - shift_, bytes, full);
+      }
+    } else {
+      load_chunk(full, offset, stage);
+    }
+  }
+
+  // The whole words of the block's chunk; the first block has the words of the edges too. That of
+  // the last ones is not beside its chunk in memory, but is in the tile.
+  __device__ __forceinline__ void load_chunk(Shared full, long long offset, Shared stage) {
+    constexpr int kSize = sizeof(T);
+    const WholeWords whole(shift_);
+    const int end = whole.words * kLength, left = end - first_column_;
+    const int columns = left < 0 ? 0 : left < kChunk ? left : kChunk;
+    const int ahead = first_column_ == 0 && whole.before > 0 ? kLength : 0;
+    const int behind = first_column_ == 0 && whole.edges() > whole.before ? kLength : 0;
+    barrier_arrive_expecting(full, kLoads * (ahead + columns + behind) * kSize);
+    const long long words = offset + whole.before;
+#pragma unroll
+    for (int a = 0; a < kLoads; ++a) {
+      const Shared to = stage + a * kArray + kLength * kSize;
+      if (ahead + columns > 0) {
+        bulk_load(to - ahead * kSize, from_[a] + words + first_column_ - ahead,
+                  (ahead + columns) * kSize, full);
+      }
+      if (behind > 0) {
+        bulk_load(to + columns * kSize, from_[a] + words + end, behind * kSize, full);
       }
     }
   }
@@ -181,7 +209,7 @@ class TileRing {
     if constexpr (kStores == 0) {
       load_tile(k + kStages, done_.stage);
     } else {
-      if (k < bulk_) {
+      if (!is_cut(k)) {
         const unsigned bytes = elements(k) * sizeof(T);
         const long long offset = offset_of(k);
 #pragma unroll
@@ -198,25 +226,7 @@ class TileRing {
     done_.advance();
   }
 
-  // What the copies cannot move, element by element.
-  __device__ void fetch(int k, Shared tile) {
-    if (k >= kStages) barrier_wait(empty_ + in_.stage * kBarrierBytes, in_.parity ^ 1);
-    if (threadIdx.x == 0) bulk_wait_read<0>();
-    __syncthreads();
-    const long long offset = offset_of(k);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < elements(k); i += kThreads) {
-      const int row = i / columns_, column = i % columns_;
-      const Shared at = tile + (row * kChunk + column) * static_cast<int>(sizeof(T));
-#pragma unroll
-      for (int a = 0; a < kLoads; ++a) {
-        store_shared(at + a * kArray,
-                     load<false, false, 1>(from_[a] + offset + row * kCols + column));
-      }
-    }
-    __syncthreads();
-  }
-
+  // Results that end within a word, element by element.
   __device__ void put(int k, Shared tile) {
     __syncthreads();
     const long long offset = offset_of(k);
@@ -235,6 +245,6 @@ class TileRing {
   T* to_[kLoads];
   long long first_row_, tile_stride_;
   int count_, columns_, first_column_, last_rows_;
-  int bulk_;  // tiles before this one move as copies
+  int shift_;  // elements of a ragged tile's first word before it
   Cursor in_, out_, done_;
 };

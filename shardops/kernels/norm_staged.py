@@ -34,8 +34,8 @@ class Staged:
       min_blocks: blocks resident on a multiprocessor.
       store_tiles: results leave through shared memory.
       hold_gamma: forward: gamma and beta stay in registers from row to row.
-      ragged: rows that do not start on 16 bytes are the words of 16 bytes that cover them; a group
-        of threads takes rows that start at the same place of a word.
+      ragged: of rows that do not start on 16 bytes threads own whole words, and single elements at
+        the ends; a group of threads takes rows that start at the same place of a word.
     """
 
     threads: int
@@ -60,9 +60,16 @@ class Staged:
         return problem.word if self.ragged else problem.vector
 
     def chunk(self, problem: NormProblem) -> int:
-        """Columns of a row that a block owns; of a ragged one, of the words that cover it."""
-        of = problem.covered if self.ragged else problem
-        return -(-of.vectors // self.cluster) * of.vector
+        """Columns of a row that a block owns; of a ragged one, in whole words."""
+        vector = self.vector(problem)
+        return -(-(problem.cols // vector) // self.cluster) * vector
+
+    def _tile_length(self, problem: NormProblem) -> int:
+        """Elements in shared memory: a ragged tile in the words that cover it."""
+        spare = 2 * self.vector(problem)
+        if self.ragged and self.cluster == 1:
+            return self.tile_rows * problem.cols + spare
+        return self.tile_rows * self.chunk(problem) + spare * self.ragged
 
     def per_thread(self, problem: NormProblem) -> int:
         """Elements of a row that a thread owns."""
@@ -75,9 +82,15 @@ class Staged:
         needed = 80 + 24 * self.ragged + each * problem.sums
         return needed + each * TYPE_BYTES[problem.gamma] // 4
 
+    def opens_gamma(self, problem: NormProblem) -> bool:
+        """Backward: whether gamma fits in registers as float32 too, so that no row unpacks it."""
+        needed = 80 + self.per_thread(problem) * (problem.sums + 1)
+        return needed <= register_limit(self.threads * self.min_blocks)
+
     def can_hold_gamma(self, problem: NormProblem) -> bool:
         """Forward: whether gamma and beta fit in registers beside what the passes need."""
         held = 96 + self.per_thread(problem) * problem.sums * TYPE_BYTES[problem.gamma] // 4
+        held += 8 * self.ragged
         return held <= register_limit(self.threads * self.min_blocks)
 
     def shared_bytes(self, problem: NormProblem, loads: int) -> int:
@@ -86,7 +99,7 @@ class Staged:
             parts = self.cluster * self.threads_per_row // 32
             groups = self.threads // self.threads_per_row
             control += groups * _EXCHANGE_SLOTS * (8 + round_up(8 * parts, 16))
-        tile = round_up(self.tile_rows * self.chunk(problem) * TYPE_BYTES[problem.x], 16)
+        tile = round_up(self._tile_length(problem) * TYPE_BYTES[problem.x], 16)
         return round_up(control, 128) + self.stages * loads * tile
 
     def fits(self, problem: NormProblem, target: Target, loads: int) -> bool:
@@ -96,7 +109,8 @@ class Staged:
         tiles_in_bulk = self.tile_rows * self.chunk(problem) * TYPE_BYTES[problem.x] % 16 == 0
         if self.ragged:
             tiles_in_bulk = self.turns == 1 and self.threads_per_row >= 32 and not self.store_tiles
-        last = problem.cols - (self.cluster - 1) * self.chunk(problem)
+        vector = self.vector(problem)
+        last = problem.cols // vector * vector - (self.cluster - 1) * self.chunk(problem)
         blocks = -(-problem.rows // self.tile_rows) * self.cluster
         return (
             one <= room
@@ -122,7 +136,8 @@ def staged_forward(problem: NormProblem, target: Target, geometry: Staged) -> La
 
 def staged_backward(problem: NormProblem, target: Target, geometry: Staged) -> tuple[Launch, int]:
     """Plans the backward launch; and how many rows of partials it writes."""
-    launch = _launch("norm_backward_staged", problem, target, geometry, 2 + problem.add, ())
+    own = (("OPEN", int(geometry.opens_gamma(problem))),)
+    launch = _launch("norm_backward_staged", problem, target, geometry, 2 + problem.add, own)
     return launch, launch.grid[0] // geometry.cluster
 
 
@@ -162,4 +177,5 @@ def _launch(
         (geometry.threads, 1, 1),
         cluster=(geometry.cluster, 1, 1),
         shared_bytes=shared,
+        align=16,
     )
