@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_plan import Geometry
 from shardops.kernels.norm_problem import NormProblem, register_limit, rows_to_next_place
+from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_staged import Staged, has_staged_kernels
 from shardops.kernels.target import Target
 
 
 def norm_candidates(
     problem: NormProblem, target: Target, backward: bool, limit: int, seed: int
-) -> list[Geometry | Staged | None]:
+) -> list[Geometry | Ragged | Staged | None]:
     """None is the plan's own choice; of each kind of others at most `limit`, drawn."""
     loads = 1 + problem.add + backward
     staged = []
@@ -23,8 +24,10 @@ def norm_candidates(
         ]
     # Kernels that hold rows in registers move odd ones element by element.
     ragged = any(g.ragged for g in staged)
-    in_registers = [] if ragged else list(_in_registers(problem, backward))
-    if staged and not backward:
+    in_registers: list[Geometry | Ragged] = [] if ragged else list(_in_registers(problem, backward))
+    if ragged and not backward:
+        in_registers = list(_ragged_in_registers(problem, target))
+    elif staged and not backward:
         in_registers += [g for g in _in_clusters(problem) if g.fits(problem, target)]
     alone = [g for g in staged if g.stages == 1]
     in_turn = [g for g in staged if g.stages > 1]
@@ -85,6 +88,27 @@ def _in_clusters(problem: NormProblem) -> Iterator[Geometry]:
             yield Geometry(threads, 1, blocks, hold_gamma=hold, cluster=cluster)
 
 
+def _ragged_in_registers(problem: NormProblem, target: Target) -> Iterator[Ragged]:
+    for group, block, resident, turns in itertools.product(
+        (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
+        (64, 128, 192, 256, 512),
+        (384, 512, 640, 768, 896, 1024, 1280, 1536, 2048),
+        (1, 2, 3, 4, 8),
+    ):
+        rows = max(1, block // group)
+        threads = group * rows
+        each = -(-(problem.cols // problem.word) // group)
+        used = problem.cols // problem.word / (each * group)
+        if threads % 32 or (rows == 1 and block != 64) or each > 12 or used < 0.75:
+            continue
+        found = Ragged(group, rows, turns, resident // threads)
+        held = 24 + 8 * (problem.kind == "layer") + (7 + 4 * problem.add) * each
+        flight = 16 * each * threads * found.min_blocks  # bytes, of rows alone
+        fits = found.fits(problem, target) and held <= register_limit(threads * found.min_blocks)
+        if fits and flight >= 44 << 10:
+            yield found
+
+
 def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
     odd = rows_to_next_place(problem)
     if problem.vector < problem.word and problem.cols >= 128:
@@ -141,7 +165,7 @@ def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward
         return False
     each = g.per_thread(problem)
     if backward:
-        registers = 40 + 40 * g.ragged + each * problem.sums + each // 2
+        registers = 40 + 16 * g.ragged + each * problem.sums + each // 2
     else:
         registers = 30 + 40 * g.ragged + each // 2 * problem.sums * g.hold_gamma
     if registers > min(255, 65536 // (g.threads * g.min_blocks)):
@@ -150,7 +174,7 @@ def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward
     vectors = chunk // g.vector(problem)
     used = vectors / (-(-vectors // g.threads_per_row) * g.threads_per_row)
     if g.wide:
-        long = problem.cols * TYPE_BYTES[problem.x] >= 16 << 10
+        long = problem.cols * TYPE_BYTES[problem.x] >= 15 << 10
         if (
             used < (0.75 if g.ragged else 0.85)
             or (g.cluster > 1 and not long)

@@ -11,6 +11,7 @@ from raw_launch import Call, Device, numbers
 from shardops.kernels.launch import Launch
 from shardops.kernels.norm_plan import BackwardPlan, Geometry, backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target
@@ -21,7 +22,10 @@ LEAST_PART = 512  # columns of a row that many blocks share
 
 
 def plans_of(
-    problem: NormProblem, backward: bool, geometry: Geometry | Staged | Split | None, target: Target
+    problem: NormProblem,
+    backward: bool,
+    geometry: Geometry | Ragged | Staged | Split | None,
+    target: Target,
 ) -> Plans:
     """The launches, in order; None is the plan's own choice of a shape."""
     plan = (backward_plan if backward else forward_plan)(problem, target, geometry)

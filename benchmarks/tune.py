@@ -24,6 +24,7 @@ from shardops.kernels import tuned
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_plan import Geometry
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target, target_for
@@ -48,7 +49,7 @@ CLOSE = {2: 2e-2, 4: 1e-4}  # two orders of summation apart, by bytes of x
 class Job:
     problem: NormProblem
     backward: bool
-    geometry: Geometry | Staged | Split | None
+    geometry: Geometry | Ragged | Staged | Split | None
     target: Target
 
     @property

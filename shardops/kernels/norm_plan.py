@@ -8,9 +8,10 @@ take the kernels that read them once. On sm_90 and newer, rows stream through sh
 import math
 from dataclasses import dataclass
 
-from shardops.kernels import norm_registers, norm_split, norm_staged_choice, tuned
+from shardops.kernels import norm_ragged, norm_registers, norm_split, norm_staged_choice, tuned
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
+from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_split import Split, Sums
 from shardops.kernels.norm_staged import Staged, staged_backward, staged_forward
@@ -42,7 +43,9 @@ class BackwardPlan:
 
 
 def forward_plan(
-    problem: NormProblem, target: Target, geometry: Geometry | Staged | Split | None = None
+    problem: NormProblem,
+    target: Target,
+    geometry: Geometry | Ragged | Staged | Split | None = None,
 ) -> ForwardPlan:
     """Plans the forward launches; `geometry` overrides the one chosen, for tuning."""
     geometry = geometry or forward_geometry(problem, target)
@@ -51,6 +54,8 @@ def forward_plan(
         return ForwardPlan(main, norm_split.split_sums(problem, geometry, "forward"))
     if isinstance(geometry, Staged):
         return ForwardPlan(staged_forward(problem, target, geometry))
+    if isinstance(geometry, Ragged):
+        return ForwardPlan(norm_ragged.ragged_forward(problem, target, geometry))
     if geometry.cluster > 1:
         return ForwardPlan(_in_clusters(problem, geometry))
     constants = (*_constants(problem, geometry), ("STREAM", 1))
@@ -110,14 +115,15 @@ def backward_plan(
     return BackwardPlan(main, finish, (problem.sums, grid, problem.cols))
 
 
-def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged | Split:
-    """The shape measured for this GPU, else streamed rows, else in registers, else shared."""
+def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Ragged | Staged | Split:
+    """The shape measured for this GPU, else the rules', the fastest kernel first."""
     if norm_split.few_rows(problem, target):
         return norm_staged_choice.few_rows_forward(problem, target) or norm_split.forward_split(
             problem
         )
     return (
         _measured(problem, target, "forward")
+        or norm_ragged.forward_choice(problem, target)
         or norm_registers.forward_in_clusters(problem, target)
         or norm_staged_choice.forward_choice(problem, target)
         or norm_registers.forward_in_registers(problem, target)
@@ -129,20 +135,23 @@ def backward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged
     """The shape measured for this GPU, else streamed rows, else in registers, else shared."""
     if norm_split.few_rows(problem, target):
         return norm_split.backward_split(problem)
+    measured = _measured(problem, target, "backward")
     return (
-        _measured(problem, target, "backward")
+        (None if isinstance(measured, Ragged) else measured)
         or norm_staged_choice.backward_choice(problem, target)
         or norm_registers.backward_in_registers(problem, target)
         or norm_split.backward_split(problem)
     )
 
 
-def _measured(problem: NormProblem, target: Target, direction: str) -> Geometry | Staged | None:
+def _measured(
+    problem: NormProblem, target: Target, direction: str
+) -> Geometry | Ragged | Staged | None:
     found = tuned.lookup(problem, target, direction)
     loads = 1 + problem.add + (direction == "backward")
     if isinstance(found, Staged) and not found.fits(problem, target, loads):
         return None
-    if isinstance(found, Geometry) and not found.fits(problem, target):
+    if isinstance(found, Geometry | Ragged) and not found.fits(problem, target):
         return None
     return found
 

@@ -40,7 +40,12 @@ def _forward_registers(problem: SoftmaxProblem, target: Target) -> Geometry | No
     words, masked = problem.whole_words, problem.mask > 0
     if words <= 512 and not problem.causal and (problem.even or not masked):
         return _registers(problem, target, 3, 1152 if problem.even else 1024)
-    if problem.causal and not masked and (problem.even or not problem.first) and 256 <= words <= 2048:
+    if (
+        problem.causal
+        and not masked
+        and (problem.even or not problem.first)
+        and 256 <= words <= 2048
+    ):
         fewest = 1440 if target.arch == "sm_90" else 1280  # which spills on others
         resident = fewest if words <= 1024 else 1280 if words <= 1536 else 1536
         resident = 1216 if words == 256 else resident

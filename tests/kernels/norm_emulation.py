@@ -85,14 +85,30 @@ def check(
     """Values, statistics and gradients of one problem; two offsets: of operands, of results."""
     of_operands, offset = offset if isinstance(offset, tuple) else (offset, offset)
     arrays = random_arrays(problem, rng, of_operands)
-    got = forward(problem, arrays, built, geometry, offset)
-    options = {"add": arrays.add, "epsilon": EPSILON, "zero_centered_gamma": problem.zero_centered}
-    if problem.kind == "layer":
-        want = references.layer_norm_reference(arrays.x, arrays.gamma, arrays.beta, **options)
-        vjp = references.layer_norm_vjp_reference
-    else:
-        want = references.rms_norm_reference(arrays.x, arrays.gamma, **options)
+    got = check_forward(problem, arrays, built, geometry, offset)
+    dx, *sums = backward(problem, arrays, got, built, geometry, offset)
+    vjp = references.layer_norm_vjp_reference
+    if problem.kind == "rms":
         vjp = references.rms_norm_vjp_reference
+    wanted = vjp(arrays.dy, arrays.x, arrays.gamma, dh=arrays.dh, **_options(problem, arrays))
+    # At one column dx is what is left of a difference of equals: its error is the parts' size.
+    assert_close("dx", dx, wanted.x, bound(problem.x) * (1 if problem.cols > 1 else 1e3))
+    assert_close("dgamma", sums[0], wanted.gamma, 2e-6)
+    if problem.beta is not None:
+        assert_close("dbeta", sums[1], wanted.beta, 2e-6)
+
+
+def check_forward(
+    problem, arrays: Arrays, built: pathlib.Path, geometry: Any, offset: int = 0
+) -> dict[str, np.ndarray]:
+    """Values and statistics of one problem, which it returns."""
+    got = forward(problem, arrays, built, geometry, offset)
+    if problem.kind == "layer":
+        want = references.layer_norm_reference(
+            arrays.x, arrays.gamma, arrays.beta, **_options(problem, arrays)
+        )
+    else:
+        want = references.rms_norm_reference(arrays.x, arrays.gamma, **_options(problem, arrays))
     assert_close("y", got["y"], want.y, bound(problem.x))
     if problem.add:
         np.testing.assert_array_equal(got["h"].astype(np.float64), want.h)
@@ -101,11 +117,8 @@ def check(
         assert_close("mean", got["mean"], mean, 1e-6)
     rstd = 1 / np.sqrt(((want.h - mean[:, None]) ** 2).mean(1) + EPSILON)
     assert_close("rstd", got["rstd"], rstd, 1e-6)
+    return got
 
-    dx, *sums = backward(problem, arrays, got, built, geometry, offset)
-    wanted = vjp(arrays.dy, arrays.x, arrays.gamma, dh=arrays.dh, **options)
-    # At one column dx is what is left of a difference of equals: its error is the parts' size.
-    assert_close("dx", dx, wanted.x, bound(problem.x) * (1 if problem.cols > 1 else 1e3))
-    assert_close("dgamma", sums[0], wanted.gamma, 2e-6)
-    if problem.beta is not None:
-        assert_close("dbeta", sums[1], wanted.beta, 2e-6)
+
+def _options(problem, arrays: Arrays) -> dict[str, Any]:
+    return {"add": arrays.add, "epsilon": EPSILON, "zero_centered_gamma": problem.zero_centered}

@@ -77,18 +77,18 @@ def check_staged(launch: Launch, problem: NormProblem, target: Target) -> None:
     assert launch.cluster == (cluster, 1, 1)
     assert cluster <= 16
     assert launch.grid[0] % cluster == 0
+    assert launch.align == 16
     ragged = problem.cols % constants["VECTOR"] != 0
-    # Of the words that cover a row, wherever it starts.
-    span = problem.covered.cols if ragged else problem.cols
+    whole = problem.cols // constants["VECTOR"] * constants["VECTOR"]  # columns in whole words
     if cluster == 1:
-        assert chunk == span
+        assert chunk == whole
     else:
         assert constants["TILE_ROWS"] == 1
         assert group == threads
-        assert (cluster - 1) * chunk < problem.cols <= span <= cluster * chunk
+        assert (cluster - 1) * chunk < whole <= cluster * chunk
         assert ragged or problem.cols * itemsize % 16 == 0
     assert chunk % constants["VECTOR"] == 0
-    assert constants["TILE_ROWS"] * chunk * itemsize % 16 == 0
+    assert ragged or constants["TILE_ROWS"] * chunk * itemsize % 16 == 0
     if ragged:
         assert constants["VECTOR"] * itemsize == 16
         assert group >= 32
@@ -124,7 +124,27 @@ def check_split(launch: Launch, problem: NormProblem, target: Target) -> None:
         assert_same_place(problem, groups)
 
 
+def check_ragged(launch: Launch, problem: NormProblem, target: Target) -> None:
+    """Of csrc/kernels/norm_forward_ragged.cuh and ragged_slice.cuh."""
+    constants = check_launch(launch, target)
+    group, rows = constants["THREADS_PER_ROW"], constants["ROWS_PER_BLOCK"]
+    assert launch.block == (group, rows, 1)
+    assert launch.align == 16
+    itemsize = 4 if problem.x == "float32" else 2
+    assert constants["VECTOR"] * itemsize == 16
+    assert group >= 2 * constants["VECTOR"]
+    assert group % 32 == 0 or (group < 32 and group & (group - 1) == 0)
+    assert_same_place(problem, constants["PERIOD"])
+    assert launch.grid[0] % constants["PERIOD"] == 0
+    blocks = constants["MIN_BLOCKS"]
+    assert group * rows * blocks <= target.threads_per_sm
+    assert (launch.shared_bytes + 2048) * blocks <= target.shared_bytes + 1024
+
+
 def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
+    if launch.kernel.name.endswith("_ragged"):
+        check_ragged(launch, problem, target)
+        return
     if launch.kernel.name.endswith("_staged"):
         check_staged(launch, problem, target)
         return
@@ -174,7 +194,7 @@ def test_forward_plan_keeps_limits(problem, target):
         )
     elif launch.kernel.name == "norm_forward_cluster":
         assert launch.grid[0] == problem.rows * constants["CLUSTER"]
-    else:
+    elif launch.kernel.name == "norm_forward":
         assert launch.grid[0] == -(-problem.rows // launch.block[1])
         assert launch.shared_bytes == 0
 

@@ -2,8 +2,8 @@
 
 A table is a JSON file named by architecture and multiprocessors, "sm_90-132.json": one beside this
 file, and one in SHARDOPS_CACHE_DIR/tuned, as `make tune` writes it, which goes first. A table maps
-`key`s to the fields of a `Geometry` or of a `Staged`. Few rows have keys of their own, and without
-one that of many.
+`key`s to the fields of a `Geometry`, a `Ragged` or a `Staged`. Few rows have keys of their own, and
+without one that of many.
 """
 
 import functools
@@ -13,6 +13,7 @@ import warnings
 from shardops import config
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target
@@ -34,7 +35,9 @@ def keys(problem: NormProblem, target: Target, direction: str) -> tuple[str, ...
     return (f"{of_many} few", of_many) if few else (of_many,)
 
 
-def lookup(problem: NormProblem, target: Target, direction: str) -> Geometry | Staged | None:
+def lookup(
+    problem: NormProblem, target: Target, direction: str
+) -> Geometry | Ragged | Staged | None:
     """The shape in the table of this GPU; None where there is none."""
     table = _table(target.arch, target.sm_count)
     return next((table[k] for k in keys(problem, target, direction) if k in table), None)
@@ -45,8 +48,8 @@ def file_name(arch: str, sm_count: int) -> str:
 
 
 @functools.cache
-def _table(arch: str, sm_count: int) -> dict[str, Geometry | Staged]:
-    found: dict[str, Geometry | Staged] = {}
+def _table(arch: str, sm_count: int) -> dict[str, Geometry | Ragged | Staged]:
+    found: dict[str, Geometry | Ragged | Staged] = {}
     for folder in (_SHIPPED, config.get().cache_dir / "tuned"):
         path = folder / file_name(arch, sm_count)
         try:

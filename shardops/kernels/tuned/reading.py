@@ -6,13 +6,14 @@ from dataclasses import fields
 from typing import Any
 
 from shardops.kernels.cache import content
+from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_staged import Staged
 
 _MOST_THREADS = 1024  # of a block
 
 
-def read(path: pathlib.Path) -> dict[str, Geometry | Staged]:
+def read(path: pathlib.Path) -> dict[str, Geometry | Ragged | Staged]:
     """The shapes of a table by key.
 
     Raises: OSError where there is no such file, ValueError where an entry is no launch shape.
@@ -23,10 +24,10 @@ def read(path: pathlib.Path) -> dict[str, Geometry | Staged]:
     return {key: _shape(key, entry) for key, entry in entries.items()}
 
 
-def _shape(key: str, entry: Any) -> Geometry | Staged:
+def _shape(key: str, entry: Any) -> Geometry | Ragged | Staged:
     if not isinstance(entry, dict):
         raise ValueError(f"{key!r} is a {type(entry).__name__}, not an object")
-    kind = Staged if "stages" in entry else Geometry
+    kind = Staged if "stages" in entry else Ragged if "turns" in entry else Geometry
     types = {field.name: field.type for field in fields(kind)}
     for name, value in entry.items():
         if type(value) is not types.get(name) or (types[name] is int and value < 1):
