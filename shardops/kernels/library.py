@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 from jax.extend import backend
@@ -162,11 +163,27 @@ def _in_wheels(library: Library) -> Iterator[str]:
                     yield str(path)
 
 
+class _Object(ctypes.Structure):
+    """The first fields of C's dl_phdr_info."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
 def _loaded(sonames: tuple[str, ...]) -> list[str]:
-    maps = Path("/proc/self/maps")
-    if not maps.exists():  # not Linux
+    """By the dynamic linker's list: /proc/self/maps of a process with a GPU takes milliseconds."""
+    paths: set[str] = set()
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
+    def note(found: Any, size: int, data: Any) -> int:
+        del size, data
+        paths.add(os.fsdecode(found.contents.name or b""))
+        return 0
+
+    # With the interpreter's lock: whoever imports holds it and waits for the linker's, held here.
+    walk = getattr(ctypes.PyDLL(None), "dl_iterate_phdr", None)
+    if walk is None:  # not Linux
         return []
-    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    walk(note, None)
     return sorted(p for p in paths if Path(p).name.startswith(sonames))
 
 
