@@ -58,7 +58,7 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
     if wide and problem.vectors <= 256 and problem.kind == "layer":
         threads = min(32, max(1, 1 << (-(-problem.vectors // 4) - 1).bit_length()))
         threads = 16 if threads == 8 and problem.vectors > 16 else threads
-        resident = 512
+        resident = 384 if problem.registers(problem.gamma) > 4 else 512
         if problem.vectors <= 128:
             most = 768 if problem.registers(problem.gamma) > 4 else 1024
             resident = min(most, _layer_norm_threads(problem, target, threads, 16))
@@ -84,6 +84,8 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
             resident = 768 if registers > 24 or _takes_more(problem, target) else 1024
             if wide and problem.kind == "layer":
                 resident = min(resident, _layer_norm_threads(problem, target, threads, registers))
+                if problem.x == "float32" and registers > 24:
+                    resident = min(resident, 640)
             if registers > 24 and problem.registers(problem.gamma) > 4:
                 resident = 512  # gamma and beta in float32 take more than the row
             resident //= (1 + problem.add) * threads * rows_per_block
