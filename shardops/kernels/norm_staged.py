@@ -79,7 +79,7 @@ class Staged:
     def backward_registers(self, problem: NormProblem) -> int:
         """What a thread takes: its sums and gamma, and what the passes over a row need."""
         each = self.per_thread(problem)
-        needed = 80 + 24 * self.ragged + each * problem.sums
+        needed = 80 + 16 * self.ragged + each * problem.sums
         return needed + each * TYPE_BYTES[problem.gamma] // 4
 
     def opens_gamma(self, problem: NormProblem) -> bool:

@@ -168,16 +168,15 @@ def _ragged_or_odd(
     problem: NormProblem, target: Target, loads: int, elements: int
 ) -> Staged | None:
     """Long rows of which words of 4 bytes at most are cut evenly are ragged."""
-    ragged = _ragged_rows(problem, target, loads)
+    backward = loads - problem.add == 2
+    ragged = (_ragged_backward if backward else _ragged_forward)(problem, target, loads)
     if problem.cols >= _RAGGED_FROM and problem.registers(problem.x) == 1:
         return ragged or _odd_rows(problem, target, loads, elements)
     return _odd_rows(problem, target, loads, elements) or ragged
 
 
-def _ragged_rows(problem: NormProblem, target: Target, loads: int) -> Staged | None:
+def _ragged_forward(problem: NormProblem, target: Target, loads: int) -> Staged | None:
     """Ends of rows cost instructions, so warps must be many: 12 a multiprocessor at least."""
-    backward = loads - problem.add == 2
-    elements = 32 if not backward else 24 if problem.cols < 16384 else 32 // problem.sums
     for cluster in (1, 2, 4, 8, 16):
         for group in (32, 64, 96, 128, 160, 192, 256, 320, 384, 512):
             least = max(1, 128 // group)
@@ -186,16 +185,33 @@ def _ragged_rows(problem: NormProblem, target: Target, loads: int) -> Staged | N
             ):
                 found = Staged(groups * group, group, stages, 1, cluster, blocks, ragged=True)
                 resident = found.threads * blocks
-                if found.per_thread(problem) > elements or (cluster > 1 and groups > 1):
+                if found.per_thread(problem) > 32 or (cluster > 1 and groups > 1):
                     continue
                 if not 384 <= resident <= 640 or found.threads > 512:
                     continue
                 # Parameters that are not held are read element by element.
-                holds = backward or found.can_hold_gamma(problem)
-                held = found.backward_registers(problem) if backward else 96
-                limit = register_limit(resident)
-                if holds and held <= limit and found.fits(problem, target, loads):
+                holds = found.can_hold_gamma(problem) and register_limit(resident) >= 96
+                if holds and found.fits(problem, target, loads):
                     return found
+    return None
+
+
+def _ragged_backward(problem: NormProblem, target: Target, loads: int) -> Staged | None:
+    """Two to five words a thread, and two rows a tile: of three, whose next place is eight tiles
+    on, a multiple of eight blocks could run. Several blocks of short rows, one of long ones.
+    """
+    words = problem.cols // problem.word
+    for cluster, each in itertools.product((1, 2, 4, 8, 16), (2, 3, 4, 5)):
+        group = round_up(-(-words // (cluster * each)), 32)
+        if group > 512 or (each == 2 and problem.sums == 2 and words > 128):
+            continue
+        rows = 1 if group > 256 or cluster > 1 else 2 if group > 64 else 3
+        for blocks, stages in itertools.product((2, 1), (6, 5, 4, 3)):
+            found = Staged(rows * group, group, stages, 1, cluster, blocks, ragged=True)
+            resident = found.threads * blocks
+            held = found.backward_registers(problem) <= register_limit(resident)
+            if 192 <= resident <= 512 and held and found.fits(problem, target, loads):
+                return found
     return None
 
 
