@@ -23,7 +23,7 @@ from shardops.primitives.scaling import ScalingMode
 from shardops.rules.quantize import Blocks
 
 # Rows in registers, in tiles, streamed, over clusters and read in pieces; odd ones among them.
-LENGTHS = (33, 1000, 1001, 1536, 4096, 20480, 65536, 262144, 1048576)
+LENGTHS = (33, 1000, 1001, 1536, 4096, 20001, 20480, 65536, 262144, 1048576)
 FLOAT32_LENGTHS = (33, 1536, 20480)
 ELEMENTS = 1 << 19  # of an array, at most
 QUANTIZED_SHAPES = ((77, 1001), (130, 384), (33, 4096), (3, 20480))
