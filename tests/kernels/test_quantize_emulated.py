@@ -14,12 +14,11 @@ from shardops.kernels.quantize_plan import (
     magnitudes_plan,
     quantize_plan,
     tiling,
-    written_layouts,
 )
 from shardops.kernels.target import target_for
 from tests.kernels import emulator
 from tests.kernels.norm_problems import DTYPES
-from tests.kernels.quantize_problems import LAYOUTS, MODES, blanks, draw, same, wanted
+from tests.kernels.quantize_problems import LAYOUTS, MODES, blanks, draw, in_order, same, wanted
 
 pytestmark = pytest.mark.skipif(
     emulator.reason_missing is not None, reason=str(emulator.reason_missing)
@@ -42,15 +41,6 @@ def run(launch: Launch, built, operands, like, scalars):
     results = blanks(launch, like)
     emulator.run(launch, built, operands, results, scalars)
     return results
-
-
-def in_order(problem: QuantizeProblem, results):
-    """The results as arrays, wherever their dims lie."""
-    layouts = written_layouts(problem, [r.shape for r in results])
-    return [
-        r if order is None else r.reshape([r.shape[d] for d in order]).transpose(np.argsort(order))
-        for r, order in zip(results, layouts, strict=True)
-    ]
 
 
 # entries, groups, rows, cols: whole tiles; two that are cut; groups that cut blocks; odd columns.
