@@ -163,6 +163,9 @@ TILES = {
     "both, cluster": (
         ("rms", "bfloat16", "bfloat16", None, False, False), (1, 1, 70, 304), "row32", BOTH,
         (2, 3, 3, 2)),
+    "both, scales by blocks": (
+        ("rms", "bfloat16", "bfloat16", None, False, False), (1, 1, 136, 200), "row32", BOTH,
+        (1, 2, 2, 2)),
     "columns, groups": (
         ("layer", "float32", "bfloat16", "float32", False, True), (2, 2, 40, 100), "row32",
         COLUMNS, (2, 1, 1, 2)),

@@ -81,6 +81,32 @@ def test_scales_of_128_lie_as_cublaslt_reads_them(layout, shape, built, rng):
     assert not arranged(replace(problem, entries=2), TARGET).blocks_first
 
 
+def test_columns_of_mxfp8_have_scales_by_blocks_unless_products_read_rows(built, rng):
+    """Two scales leave as a word, of whole tiles and of one that is cut."""
+    problem = QuantizeProblem(1, 1, 200, 216, "bfloat16", FORMATS[0], "row32", as_columns=True)
+    laid = arranged(problem, TARGET)
+    assert laid.blocks_first
+    assert not arranged(replace(problem, as_columns=False), TARGET).blocks_first
+    assert not arranged(problem, target_for("sm_100", 148)).blocks_first
+    values = draw(rng, problem)
+    want = wanted(problem, values, np.float32([1]))
+    got = run(quantize_plan(laid, TARGET), built, [values], want, [laid.shape(tiling(laid))])
+    for one, other in zip(in_order(laid, got), want, strict=True):
+        assert same(np.ascontiguousarray(one), other)
+
+
+def test_lines_that_do_not_lie_on_16_bytes(built, rng):
+    problem = QuantizeProblem(1, 1, 264, 72, "bfloat16", FORMATS[1], "square", as_columns=True)
+    laid = arranged(problem, TARGET)
+    plan = quantize_plan(laid, TARGET)
+    assert dict(plan.kernel.constants)["LINES"] and laid.rows % 16 == 8
+    values = draw(rng, problem)
+    want = wanted(problem, values, np.float32([1]))
+    got = run(plan, built, [values], want, [laid.shape(tiling(laid))])
+    for one, other in zip(in_order(laid, got), want, strict=True):
+        assert same(np.ascontiguousarray(one), other)
+
+
 def test_rows_of_one_scale_are_one_stream(built, rng):
     """Rows alone are cut anew; from the end, where x was read before."""
     problem = QuantizeProblem(2, 3, 16, 24, "bfloat16", FORMATS[0], "tensor", again=True)
