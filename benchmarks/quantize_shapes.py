@@ -43,7 +43,7 @@ def words_of(shape: RowGeometry | Rows | Tiles | None) -> str:
         tile = shape.tile
         return (
             f"{tile.down}x{tile.across} parts, {tile.turns} turns, cluster {shape.cluster}, "
-            f"{shape.min_blocks} blocks{', once' * shape.once}"
+            f"{shape.min_blocks} blocks{', once' * shape.once}{', lines' * shape.lines}"
         )
     if isinstance(shape, Rows):
         return (

@@ -108,10 +108,10 @@ def norm_cases(rows: int, cols: int, x: str, target: Target, sweep: bool = False
                 plan = quantized_forward_plan(problem, target, shape)
                 if plan is not None:
                     name = f"{kind}{' add' * add} {recipe} {layout}"
-                    yield norm_case(f"{name} {words_of(shape)}", problem, plan)
+                    yield norm_case(f"{name} {words_of(shape)}", problem, plan, target)
 
 
-def norm_case(name: str, problem: QuantizedNorm, plan: QuantizedPlan) -> Case:
+def norm_case(name: str, problem: QuantizedNorm, plan: QuantizedPlan, target: Target) -> Case:
     norm, written = problem.norm, problem.written
     assert written is not None
     rows = norm.rows
@@ -126,7 +126,7 @@ def norm_case(name: str, problem: QuantizedNorm, plan: QuantizedPlan) -> Case:
     of_rows = (np.int64(rows), np.int64(rows), np.float32(1e-6))
     of_tiles = of_rows
     if plan.tile is not None:
-        of_tiles = (joined(written).shape(plan.tile), np.float32(1e-6))
+        of_tiles = (joined(written, target).shape(plan.tile), np.float32(1e-6))
     if plan.statistics is None:
         arrays = (("x", *vectors, *residual, *given, *names, *h, *statistics),)
         return Case(name.strip(), (plan.main,), arrays, (of_tiles,), sizes, moved)

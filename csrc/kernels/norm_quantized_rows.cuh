@@ -9,47 +9,26 @@
 // over rows. Where a block or a cluster shares a row, it has one at a time (row_sums.cuh). A thread
 // fetches its words of the rows to come into places of its own in shared memory, so nobody waits
 // for another's; gamma and beta stay in registers, in float32 where OPEN.
+#include "norm_parameters.cuh"
 #include "quantize_vector.cuh"
 #include "row_operands.cuh"
-#if SCALES
 #include "row_scales.cuh"
-#endif
 
 constexpr int kStages = STAGES;
+constexpr bool kAmax = AMAX;
 static_assert(kStages >= 2, "a row is fetched while another is worked on");
 
 struct Buffers {
-  alignas(16) uint4 words[kStages][1 + HAS_ADD][kCount][kThreads];
+  alignas(16) uint4 words[kStages][kCount][kThreads];
   RowSums::Buffers sums;
 };
 static_assert(sizeof(Buffers) <= SHARED_BYTES, "the plan's size");
+static_assert(!HAS_ADD, "rows with a residual go by norm_quantized.cuh");
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
-    norm_quantized_rows(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                        const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                        const X* __restrict__ add,
-#endif
-#if SCALES == 0
-                        const float* __restrict__ given,
-#endif
-                        unsigned char* __restrict__ data,
-#if SCALES
-                        Scale* __restrict__ scales,
-#endif
-#if AMAX
-                        unsigned* __restrict__ amax,
-#endif
-#if HAS_ADD
-                        X* __restrict__ h,
-#endif
-#if LAYER
-                        float* __restrict__ mean_out,
-#endif
-                        float* __restrict__ rstd_out, long long rows, long long rows_of_entry,
-                        float epsilon) {
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) norm_quantized_rows(
+    const X* __restrict__ x, const Gamma* __restrict__ gamma,
+    BETA_PARAMETER GIVEN_PARAMETER RESULT_PARAMETERS MEAN_PARAMETER float* __restrict__ rstd_out,
+    long long rows, long long rows_of_entry, float epsilon) {
   extern __shared__ __align__(128) unsigned char memory[];
   Buffers& shared = *reinterpret_cast<Buffers*>(memory);
   const unsigned rank = kCluster == 1 ? 0 : cluster_rank();
@@ -61,29 +40,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const int in_block = kRowsAtOnce == 1 ? 0 : static_cast<int>(threadIdx.y);
 
   const auto fetch = [&](long long row, int stage) {
-    if (row < rows) {
-      Words{shared.words[stage][0]}.fetch(part, x + row * kCols, aligned);
-#if HAS_ADD
-      Words{shared.words[stage][1]}.fetch(part, add + row * kCols, is_aligned<kLength>(add));
-#endif
-    }
+    if (row < rows) Words{shared.words[stage]}.fetch(part, x + row * kCols, aligned);
     end_group_of_words();
   };
 #pragma unroll 1
   for (int s = 0; s < kStages; ++s) fetch(first + s * stride + in_block, s);
   Parameter<Gamma, true> scale(part, gamma);
-#if HAS_BETA
-  Parameter<Beta, false> shift(part, beta);
-#endif
+  Parameter<Beta, false, HAS_BETA> shift(part, beta);
   RowSums row_sums(shared.sums, part, rank);
   const bool alone = rows_of_entry == rows;  // all rows are one entry
-#if SCALES == 0
-  float factor_of_entry = alone ? reciprocal(given[0]) : 0.0f;
-#endif
-#if AMAX
-  unsigned seen = seen_so_far(amax);
+  float factor_of_entry = kScales == kTensor && alone ? reciprocal(given[0]) : 1.0f;
+  unsigned seen = kAmax ? seen_so_far(amax) : 0;
   float largest = 0.0f;
-#endif
 
   int stage = 0;
   // The bound is the block's first row: all its threads make the same number of turns.
@@ -95,18 +63,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      Vector<X, kLength> word = Words{shared.words[stage][0]}.at(part, i, active);
-#if HAS_ADD
-      word = sum_of<kLength>(word, Words{shared.words[stage][1]}.at(part, i, active));
-      if (active && part.owns(i)) {
-        X* to = h + row * kCols + part.column(i);
-        if (is_aligned<kLength>(h)) {
-          store<true, true, kLength>(to, word);
-        } else {
-          store<false, true, kLength>(to, word);
-        }
-      }
-#endif
+      const Vector<X, kLength> word = Words{shared.words[stage]}.at(part, i, active);
 #pragma unroll
       for (int j = 0; j < kLength; ++j) {
         y[i][j] = word.at(j);
@@ -133,72 +90,46 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     row_sums(sums[0] + sums[1], squares_about, mean, squares);
     const float rstd = inverse_root(squares * (1.0f / kCols) + epsilon);
     if (active && threadIdx.x == 0 && rank == 0) {
-#if LAYER
-      mean_out[row] = mean;
-#endif
+      if (LAYER) mean_out[row] = mean;
       rstd_out[row] = rstd;
     }
 
-#if SCALES == 0 || AMAX
     const long long entry = alone || !active ? 0 : row / rows_of_entry;
-#endif
-#if SCALES == 0
-    if (!alone) factor_of_entry = reciprocal(given[entry]);
-#endif
-#if AMAX
-    float of_row = 0.0f;
-    if (!alone) seen = seen_so_far(amax + entry);
-#endif
+    if (kScales == kTensor && !alone) factor_of_entry = reciprocal(given[entry]);
+    if (kAmax && !alone) seen = seen_so_far(amax + entry);
     unsigned char* to = data + row * kCols + part.first;
+    const auto write = [&](int i, float factor) {
+      if (active && part.owns(i)) write_fp8(to + i * kGroup * kLength, y[i], factor, aligned_data);
+    };
+    float of_row = 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       scale.forget(i);
-#if HAS_BETA
       shift.forget(i);
-#endif
 #pragma unroll
       for (int j = 0; j < kLength; ++j) {
-#if HAS_BETA
-        const float b = shift.at(i, j);
-#else
-        constexpr float b = 0.0f;
-#endif
-        y[i][j] = normalised(y[i][j], mean, rstd, scale.at(i, j), b);
+        y[i][j] = normalised(y[i][j], mean, rstd, scale.at(i, j), shift.at(i, j));
         if (!part.owns(i)) y[i][j] = 0.0f;
-#if AMAX
-        of_row = larger_magnitude(of_row, y[i][j]);
-#endif
+        if (kAmax) of_row = larger_magnitude(of_row, y[i][j]);
       }
-#if SCALES == 0
-      if (active && part.owns(i)) {
-        write_fp8(to + i * kGroup * kLength, y[i], factor_of_entry, aligned_data);
-      }
-#endif
+      if constexpr (kScales == kTensor) write(i, factor_of_entry);
     }
-#if SCALES
-    constexpr long long kScalesOfRow = (kCols + kBlock - 1) / kBlock;
-    float factors[kCount];
-    scale_blocks(y, part, scales + row * kScalesOfRow, active, factors);
+    if constexpr (kScales != kTensor) {
+      constexpr long long kScalesOfRow = (kCols + kBlock - 1) / kBlock;
+      float factors[kCount];
+      scale_blocks(y, part, scales + row * kScalesOfRow, active, factors);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (active && part.owns(i)) {
-        write_fp8(to + i * kGroup * kLength, y[i], factors[i], aligned_data);
-      }
+      for (int i = 0; i < kCount; ++i) write(i, factors[i]);
     }
-#endif
-#if AMAX
-    if (active) largest = larger_magnitude(largest, of_row);
-    if (!alone) {
+    if (kAmax && active) largest = larger_magnitude(largest, of_row);
+    if (kAmax && !alone) {
       constexpr int kLanes = kGroup < 32 ? kGroup : 32;
       const int key = largest_of_lanes<1, kLanes>(magnitude_key(of_row));
       if (active && threadIdx.x % kLanes == 0) report(amax + entry, seen, key);
     }
-#endif
   }
-#if AMAX
-  if (alone) {
+  if (kAmax && alone) {
     const int key = largest_of_lanes<1, 32>(magnitude_key(largest));
     if (part.thread % 32 == 0) report(amax, seen, key);
   }
-#endif
 }

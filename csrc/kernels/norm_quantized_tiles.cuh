@@ -5,12 +5,26 @@
 //   data, scales, amax of y as in quantize_tiles.cuh
 //
 // Layout: x, add, h an array as in quantize_tile.cuh; gamma, beta [COLS]; mean, rstd one of each
-// row. With GIVEN statistics, x is h, and mean and rstd are operands.
+// row. With GIVEN statistics, x is h, and mean and rstd are operands; REVERSED: as in
+// quantize_tiles.cuh.
 // Threads: quantize_tile.cuh, a tile a block. With ONCE a warp that has whole blocks keeps y in
 // registers from their scales to the data; else y is made twice. A cluster has all columns of so
 // many rows, and keeps them in shared memory while the sums of their parts go round.
+#include "norm_parameters.cuh"
 #include "quantize_write.cuh"
 #include "tile_statistics.cuh"
+
+// Statistics are operands or results.
+#if !GIVEN
+#define FOUND_PARAMETERS
+#define FINDS_PARAMETERS MEAN_PARAMETER float* __restrict__ rstd_out,
+#elif LAYER
+#define FOUND_PARAMETERS const float* __restrict__ mean_in, const float* __restrict__ rstd_in,
+#define FINDS_PARAMETERS
+#else
+#define FOUND_PARAMETERS const float* __restrict__ rstd_in,
+#define FINDS_PARAMETERS
+#endif
 
 struct Buffers {
   alignas(16) KeptRows::Words rows;
@@ -63,70 +77,16 @@ class Normalised {
 
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
     norm_quantized_tiles(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                         const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                         const X* __restrict__ add,
-#endif
-#if SCALES == 0
-                         const float* __restrict__ given,
-#endif
-#if GIVEN && LAYER
-                         const float* __restrict__ mean_in,
-#endif
-#if GIVEN
-                         const float* __restrict__ rstd_in,
-#endif
-#if ROWS
-                         unsigned char* __restrict__ data,
-#if SCALES
-                         Scale* __restrict__ scales,
-#endif
-#endif
-#if COLUMNS
-                         unsigned char* __restrict__ turned,
-#if SCALES
-                         Scale* __restrict__ turned_scales,
-#endif
-#endif
-#if AMAX
-                         unsigned* __restrict__ amax,
-#endif
-#if HAS_ADD
-                         X* __restrict__ h,
-#endif
-#if LAYER && !GIVEN
-                         float* __restrict__ mean_out,
-#endif
-#if !GIVEN
-                         float* __restrict__ rstd_out,
-#endif
-                         Shape shape, float epsilon) {
+                         BETA_PARAMETER ADD_PARAMETER GIVEN_PARAMETER FOUND_PARAMETERS
+                             RESULT_PARAMETERS H_PARAMETER FINDS_PARAMETERS Shape shape,
+                         float epsilon) {
   extern __shared__ __align__(128) unsigned char memory[];
   Buffers& shared = *reinterpret_cast<Buffers*>(memory);
-  Written written = {};
-#if ROWS
-  written.data = data;
-#if SCALES
-  written.scales = scales;
-#endif
-#endif
-#if COLUMNS
-  written.turned = turned;
-#if SCALES
-  written.turned_scales = turned_scales;
-#endif
-#endif
-#if AMAX
-  written.amax = amax;
-#endif
-#if SCALES
-  constexpr const float* given = nullptr;
-#endif
+  const Written written = {data, scales, turned, turned_scales, amax};
   start_statistics(shared.statistics);
   constexpr unsigned kAcross = GIVEN ? (kCols + kTileCols - 1) / kTileCols : kCluster;
-  const Tile tile(shape, blockIdx.x % kAcross, blockIdx.x / kAcross);
+  const unsigned index = REVERSED ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const Tile tile(shape, index % kAcross, index / kAcross);
   const Entry entry(written, given, tile);
   bool whole = kEven && is_aligned<kEdge>(x) && is_whole(shape, tile, written);
 #if HAS_ADD

@@ -48,24 +48,47 @@ __device__ __forceinline__ void find_magnitudes(const Values& values, const Agai
   }
 }
 
-// Where the scale of a block lies, of `rows` rows of `blocks`.
+// Where the scale of a block lies, of `rows` rows of `blocks`; that of the next row, `scale_step`
+// later.
 __device__ __forceinline__ long long scale_at(long long row, long long rows, long long block,
                                               long long blocks) {
   return BLOCKS_FIRST ? block * rows + row : row * blocks + block;
 }
+__device__ __forceinline__ long long scale_step(long long blocks) {
+  return BLOCKS_FIRST ? 1 : blocks;
+}
+__device__ __forceinline__ long long blocks_along(long long length) {
+  return (length + kBlock - 1) / kBlock;
+}
 __device__ __forceinline__ Scale* row_scale_at(const Shape& shape, const Tile& tile,
                                                const Written& written, int row, int block) {
-  const long long at =
-      scale_at(tile.row_at(shape, row), shape.groups * shape.rows, tile.first_col / kBlock + block,
-               (length_of_row(shape) + kBlock - 1) / kBlock);
-  return written.scales + at;
+  return written.scales + scale_at(tile.row_at(shape, row), shape.groups * shape.rows,
+                                   tile.first_col / kBlock + block,
+                                   blocks_along(length_of_row(shape)));
 }
 __device__ __forceinline__ Scale* column_scale_at(const Shape& shape, const Tile& tile,
                                                   const Written& written, int col, int block) {
-  const long long at =
-      scale_at(tile.column_at(shape, shape.cols, tile.first_col + col), shape.cols * shape.groups,
-               tile.first_row / kBlock + block, (shape.rows + kBlock - 1) / kBlock);
-  return written.turned_scales + at;
+  return written.turned_scales + scale_at(tile.column_at(shape, shape.cols, tile.first_col + col),
+                                          shape.cols * shape.groups,
+                                          tile.first_row / kBlock + block,
+                                          blocks_along(shape.rows));
+}
+
+// A lane's scales, of neighbouring rows or columns, of which `count` are there.
+template <int kCount>
+__device__ __forceinline__ void write_scales(Scale* to, long long step,
+                                             const Scale (&scales)[kCount], int count) {
+  if constexpr (BLOCKS_FIRST && kScales == kRow32 && kCount == 2) {
+    if (count >= 2 && step == 1 && reinterpret_cast<unsigned long long>(to) % 2 == 0) {
+      const unsigned both = scales[0].bits | scales[1].bits << 8;
+      *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(both);
+      return;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if (k < count) to[k * step] = scales[k];
+  }
 }
 
 // Blocks that lie in a warp: their lanes share the magnitudes, and the work on scales.
@@ -74,30 +97,35 @@ __device__ __forceinline__ void scale_rows(const Shape& shape, const Tile& tile,
                                            TileBuffers& shared) {
   using Rows = Halving<kBlock / kEdge, 1>;
   Rows::reduce(largest, Larger{});
-  const int block = place.col / kBlock;
+  const int block = place.col / kBlock, first = place.row + Rows::kept();
+  Scale scales[Rows::kLeft];
 #pragma unroll
   for (int k = 0; k < Rows::kLeft; ++k) {
-    const int row = place.row + Rows::kept() + k;
     const Scaling<Scale> scaling(__float_as_uint(largest[k]));
-    shared.rows[block][row] = __float_as_int(scaling.factor);
-    if constexpr (kScales == kRow32) {
-      shared.row_scales[row][block] = scaling.written;
-    } else if (row < tile.rows && block * kBlock < tile.cols) {
-      *row_scale_at(shape, tile, written, row, block) = scaling.written;
-    }
+    shared.rows[block][first + k] = __float_as_int(scaling.factor);
+    scales[k] = scaling.written;
+  }
+  if (block * kBlock < tile.cols) {
+    write_scales(row_scale_at(shape, tile, written, first, block),
+                 scale_step(blocks_along(length_of_row(shape))), scales, tile.rows - first);
   }
 }
-__device__ __forceinline__ void scale_columns(const Place& place, float (&largest)[kEdge],
-                                              TileBuffers& shared) {
+__device__ __forceinline__ void scale_columns(const Shape& shape, const Tile& tile,
+                                              const Place& place, const Written& written,
+                                              float (&largest)[kEdge], TileBuffers& shared) {
   using Columns = Halving<kLanesDown, kLanesAcross>;
   Columns::reduce(largest, Larger{});
-  const int block = place.row / kBlock;
+  const int block = place.row / kBlock, first = place.col + Columns::kept();
+  Scale scales[Columns::kLeft];
 #pragma unroll
   for (int k = 0; k < Columns::kLeft; ++k) {
-    const int col = place.col + Columns::kept() + k;
     const Scaling<Scale> scaling(__float_as_uint(largest[k]));
-    shared.columns[block][col] = __float_as_int(scaling.factor);
-    if constexpr (kScales == kRow32) shared.column_scales[col][block] = scaling.written;
+    shared.columns[block][first + k] = __float_as_int(scaling.factor);
+    scales[k] = scaling.written;
+  }
+  if (block * kBlock < tile.rows) {
+    write_scales(column_scale_at(shape, tile, written, first, block),
+                 shape.groups * scale_step(blocks_along(shape.rows)), scales, tile.cols - first);
   }
 }
 
@@ -150,14 +178,18 @@ __device__ __forceinline__ void scale_blocks(const Shape& shape, const Tile& til
 constexpr bool kBlocksInWarp =
     kHasBlocks && (!kRows || kRowsInWarp) && (!kColumns || kColumnsInWarp);
 
+// Warps below each other have parts of the same lines of columns: they write them together, so that
+// L2 gets fewer requests.
+constexpr bool kTogether = kColumns && !kLines && kTileRows == 128;
+
 // Once all turns' magnitudes are there.
 __device__ __forceinline__ void finish_scales(const Shape& shape, const Tile& tile,
                                               const Written& written, TileBuffers& shared) {
-  if constexpr (kBlocksInWarp) {
+  if constexpr (kBlocksInWarp && !kTogether) {
     __syncwarp();
   } else {
     __syncthreads();
-    if constexpr (kHasBlocks) {
+    if constexpr (kHasBlocks && !kBlocksInWarp) {
       scale_blocks(shape, tile, written, shared);
       __syncthreads();
     }
@@ -181,8 +213,8 @@ __device__ __forceinline__ float scale_square(const Shape& shape, const Tile& ti
   const Scaling<Scale> scaling(static_cast<unsigned>(shared.squares[square]));
   if (place.row == 0 && place.col % kBlock == 0 && place.col < tile.cols) {
     const long long down = tile.first_row / kBlock, across = tile.first_col / kBlock + square;
-    const long long squares_across = (length_of_row(shape) + kBlock - 1) / kBlock;
-    const long long squares_down = (shape.rows + kBlock - 1) / kBlock;
+    const long long squares_across = blocks_along(length_of_row(shape));
+    const long long squares_down = blocks_along(shape.rows);
     if (kRows) {
       written.scales[(tile.group * squares_down + down) * squares_across + across] =
           scaling.written;
@@ -195,40 +227,6 @@ __device__ __forceinline__ float scale_square(const Shape& shape, const Tile& ti
   return scaling.factor;
 }
 
-// Up to kCount scales, as a word where they are as many and lie so.
-template <int kCount>
-__device__ __forceinline__ void copy_scales(Scale* to, const Scale* from, int count) {
-  constexpr int kWord = kCount % 16 == 0 ? 16 : kCount % 4 == 0 ? 4 : 1;
-  if (kWord > 1 && count >= kCount && reinterpret_cast<unsigned long long>(to) % kWord == 0) {
-#pragma unroll
-    for (int b = 0; b < kCount; b += kWord) {
-      if constexpr (kWord == 16) {
-        *reinterpret_cast<uint4*>(to + b) = *reinterpret_cast<const uint4*>(from + b);
-      } else if constexpr (kWord == 4) {
-        *reinterpret_cast<unsigned*>(to + b) = *reinterpret_cast<const unsigned*>(from + b);
-      }
-    }
-    return;
-  }
-#pragma unroll
-  for (int b = 0; b < kCount; ++b) {
-    if (b < count) to[b] = from[b];
-  }
-}
-
-__device__ __forceinline__ void write_codes(const Shape& shape, const Tile& tile,
-                                            const Written& written, const TileBuffers& shared) {
-  const int t = static_cast<int>(threadIdx.x);
-  for (int row = t; kRows && row < tile.rows; row += kTileThreads) {
-    copy_scales<kRowBlocks>(row_scale_at(shape, tile, written, row, 0), shared.row_scales[row],
-                            (tile.cols + kBlock - 1) / kBlock);
-  }
-  for (int col = t; kColumns && col < tile.cols; col += kTileThreads) {
-    copy_scales<kColumnBlocks>(column_scale_at(shape, tile, written, col, 0),
-                               shared.column_scales[col], (tile.rows + kBlock - 1) / kBlock);
-  }
-}
-
 template <typename Values, typename Again>
 __device__ __forceinline__ void find_scales(const Values& values, const Again& again,
                                             const Shape& shape, const Tile& tile,
@@ -239,6 +237,8 @@ __device__ __forceinline__ void find_scales(const Values& values, const Again& a
   if constexpr (kScales == kSquare) raise_square(place, rows, shared);
   if constexpr (kRows && kRowsInWarp) scale_rows(shape, tile, place, written, rows, shared);
   if constexpr (kRows && kHasBlocks && !kRowsInWarp) raise_rows(place, rows, shared);
-  if constexpr (kColumns && kColumnsInWarp) scale_columns(place, columns, shared);
+  if constexpr (kColumns && kColumnsInWarp) {
+    scale_columns(shape, tile, place, written, columns, shared);
+  }
   if constexpr (kColumns && kHasBlocks && !kColumnsInWarp) raise_columns(place, columns, shared);
 }

@@ -28,8 +28,10 @@ constexpr bool kHasBlocks = kScales == kRow128 || kScales == kRow32;
 constexpr int kRowBlocks = kRows && kHasBlocks ? kTileCols / kBlock : 1;
 constexpr int kColumnBlocks = kColumns && kHasBlocks ? kTileRows / kBlock : 1;
 constexpr int kSquares = kScales == kSquare ? kTileCols / kBlock : 1;
+constexpr bool kLines = LINES;  // columns leave by way of shared memory
 static_assert(!kRows || !kHasBlocks || kTileCols % kBlock == 0, "whole blocks of rows");
 static_assert(!kColumns || !kHasBlocks || kTileRows % kBlock == 0, "whole blocks of columns");
+static_assert(!kLines || (kColumns && kTileRows == 128), "a column is a line of the L2 cache");
 static_assert(kScales != kSquare || (kTileRows == kBlock && kTileCols % kBlock == 0), "squares");
 
 struct Shape {
@@ -125,13 +127,11 @@ struct Written {
 };
 
 // Of blocks and squares: bits of the largest magnitude, then of what numbers are multiplied by.
-// Codes of MXFP8 wait here, to leave as words.
 struct TileBuffers {
   alignas(16) int rows[kRowBlocks][kRows && kHasBlocks ? kTileRows : 4];
   alignas(16) int columns[kColumnBlocks][kColumns && kHasBlocks ? kTileCols : 4];
   int squares[kSquares];
-  alignas(16) Scale row_scales[kRows && kScales == kRow32 ? kTileRows : 1][kRowBlocks];
-  alignas(16) Scale column_scales[kColumns && kScales == kRow32 ? kTileCols : 1][kColumnBlocks];
+  alignas(16) unsigned char lines[kLines ? kTileCols : 1][kLines ? kTileRows : 16];
 };
 
 // Whether results of a tile are words of whole rows and columns.

@@ -5,6 +5,7 @@
 //
 // Layout, threads: quantize_tile.cuh, a tile a block. With REVERSED the last tiles come first: what
 // the pass before read last is in the L2 cache.
+#include "quantize_parameters.cuh"
 #include "quantize_write.cuh"
 
 using X = ElementOf<X_TYPE>::Type;
@@ -25,46 +26,9 @@ struct Again {
 };
 
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
-    quantize_tiles(const X* __restrict__ x,
-#if SCALES == 0
-                   const float* __restrict__ given,
-#endif
-#if ROWS
-                   unsigned char* __restrict__ data,
-#if SCALES
-                   Scale* __restrict__ scales,
-#endif
-#endif
-#if COLUMNS
-                   unsigned char* __restrict__ turned,
-#if SCALES
-                   Scale* __restrict__ turned_scales,
-#endif
-#endif
-#if AMAX
-                   unsigned* __restrict__ amax,
-#endif
-                   Shape shape) {
+    quantize_tiles(const X* __restrict__ x, GIVEN_PARAMETER RESULT_PARAMETERS Shape shape) {
   __shared__ TileBuffers shared;
-  Written written = {};
-#if ROWS
-  written.data = data;
-#if SCALES
-  written.scales = scales;
-#endif
-#endif
-#if COLUMNS
-  written.turned = turned;
-#if SCALES
-  written.turned_scales = turned_scales;
-#endif
-#endif
-#if AMAX
-  written.amax = amax;
-#endif
-#if SCALES
-  constexpr const float* given = nullptr;
-#endif
+  const Written written = {data, scales, turned, turned_scales, amax};
   clear(shared);
   if constexpr (kScales == kRow128 || kScales == kSquare) __syncthreads();
   const unsigned index = REVERSED ? gridDim.x - 1 - blockIdx.x : blockIdx.x;

@@ -6,13 +6,43 @@
 #pragma once
 #include "quantize_blocks.cuh"
 
+// Where a thread leaves 8 bytes of a column, or takes 16 of them: neither meets another of its warp
+// in a bank.
+__device__ __forceinline__ unsigned char* line_at(TileBuffers& shared, int col, int row) {
+  return &shared.lines[kLines ? col : 0][kLines ? row ^ col / kEdge % 8 * 16 : 0];
+}
+
+// Columns of a whole tile as lines of 128 bytes: a warp's own would be sectors of 32, and L2 takes
+// as long for each as for a line.
+__device__ __forceinline__ void write_lines(const Shape& shape, const Tile& tile,
+                                            const Written& written, TileBuffers& shared) {
+  constexpr int kWord = 16, kWords = kTileRows / kWord, kAtOnce = kTileThreads / kWords;
+  const int t = static_cast<int>(threadIdx.x), row = t % kWords * kWord;
+  const bool aligned = (shape.rows | reinterpret_cast<long long>(written.turned)) % kWord == 0;
+#pragma unroll 1
+  for (int first = 0; first < kTileCols; first += kAtOnce) {
+    const int col = first + t / kWords;
+    if (col >= tile.cols) break;
+    const uint4 word = *reinterpret_cast<const uint4*>(line_at(shared, col, row));
+    unsigned char* to = written.turned +
+                        tile.column_at(shape, shape.cols, tile.first_col + col) * shape.rows +
+                        tile.first_row + row;
+    if (aligned) {
+      __stcs(reinterpret_cast<uint4*>(to), word);
+    } else {
+      __stcs(reinterpret_cast<uint2*>(to), make_uint2(word.x, word.y));
+      __stcs(reinterpret_cast<uint2*>(to) + 1, make_uint2(word.z, word.w));
+    }
+  }
+}
+
 // The tile's data, as it lies and turned, each number made once: of a whole tile whose rows and
 // columns are words. Returns the largest magnitude.
 template <typename Values>
 __device__ __forceinline__ float write_words(const Values& values, const Shape& shape,
                                              const Tile& tile, const Place& place,
                                              const Written& written, float factor,
-                                             const TileBuffers& shared) {
+                                             TileBuffers& shared) {
   unsigned char* to_row = written.data + tile.row_at(shape, place.row) * length_of_row(shape) +
                           tile.first_col + place.col;
   const int* row_factors = &shared.rows[place.col / kBlock % kRowBlocks][place.row];
@@ -54,7 +84,13 @@ __device__ __forceinline__ float write_words(const Values& values, const Shape& 
       }
     }
   }
-  if constexpr (kColumns) {
+  if constexpr (kLines) {
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) {
+      *reinterpret_cast<uint2*>(line_at(shared, place.col + j, place.row)) =
+          make_uint2(turned[2 * j], turned[2 * j + 1]);
+    }
+  } else if constexpr (kColumns) {
     unsigned char* to = written.turned +
                         tile.column_at(shape, shape.cols, tile.first_col + place.col) * shape.rows +
                         tile.first_row + place.row;
@@ -177,12 +213,14 @@ __device__ __forceinline__ void quantize_tile(Values& values, Again& again, bool
     }
     largest = larger_magnitude(largest, of_turn);
   }
+  if constexpr (kLines) {
+    if (whole) {
+      __syncthreads();
+      write_lines(shape, tile, written, shared);
+    }
+  }
   if constexpr (kAmax) {
     const int key = largest_of_lanes<1, 32>(magnitude_key(largest));
     if (threadIdx.x % 32 == 0) report(written.amax + tile.entry, entry.seen, key);
-  }
-  if constexpr (kScales == kRow32) {
-    __syncthreads();
-    write_codes(shape, tile, written, shared);
   }
 }

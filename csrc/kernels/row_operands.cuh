@@ -42,11 +42,12 @@ struct Words {
   }
 };
 
-// The thread's part of gamma or beta.
-template <typename T, bool kIsGamma>
+// The thread's part of gamma or beta; 0 where that is not there.
+template <typename T, bool kIsGamma, bool kThere = true>
 class Parameter {
  public:
   __device__ __forceinline__ Parameter(const Part& part, const T* __restrict__ from) {
+    if constexpr (!kThere) return;
     const bool aligned = is_aligned<kLength>(from);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -65,9 +66,10 @@ class Parameter {
   }
   // Before the values of a row: what was unpacked for the one before is not kept.
   __device__ __forceinline__ void forget(int i) {
-    if constexpr (!OPEN) held_[i].forget();
+    if constexpr (kThere && !OPEN) held_[i].forget();
   }
   __device__ __forceinline__ float at(int i, int j) const {
+    if constexpr (!kThere) return 0.0f;
     return OPEN ? open_[i][j] : value(held_[i], j);
   }
 

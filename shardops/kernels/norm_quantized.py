@@ -9,7 +9,7 @@ from shardops.kernels import launch
 from shardops.kernels.norm import Kind
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
-from shardops.kernels.quantize_plan import QuantizeProblem, joined
+from shardops.kernels.quantize_plan import QuantizeProblem, joined, written_layouts
 from shardops.kernels.target import current_target
 
 
@@ -48,7 +48,8 @@ def norm_quantized(
         ),
         written,
     )
-    plan = quantized_forward_plan(problem, current_target())
+    target = current_target()
+    plan = quantized_forward_plan(problem, target)
     if plan is None:
         return None
     vectors = [vector for vector in (gamma, beta) if vector is not None]
@@ -59,11 +60,15 @@ def norm_quantized(
     of_rows = [rows, rows // entries, np.float32(epsilon)]
     if plan.tile is None or written is None:
         return launch.call(plan.main, [x, *vectors, *residual, *given], results, of_rows)
-    of_tiles = [joined(written).shape(plan.tile), np.float32(epsilon)]
+    tiles = joined(written, target)
+    of_tiles = [tiles.shape(plan.tile), np.float32(epsilon)]
+    layouts = written_layouts(tiles, [r.shape for r in results])
     if plan.statistics is None:
-        return launch.call(plan.main, [x, *vectors, *residual, *given], results, of_tiles)
+        operands = [x, *vectors, *residual, *given]
+        return launch.call(plan.main, operands, results, of_tiles, layouts)
     found = 1 + (add is not None) + (kind == "layer")  # h, mean, rstd
     others = launch.call(plan.statistics, [x, *residual], results[-found:], of_rows)
     h, *statistics = others if residual else (x, *others)
     operands = [h, *vectors, *given, *statistics]
-    return (*launch.call(plan.main, operands, results[:-found], of_tiles), *others)
+    quantised = launch.call(plan.main, operands, results[:-found], of_tiles, layouts[:-found])
+    return (*quantised, *others)

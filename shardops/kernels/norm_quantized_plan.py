@@ -107,7 +107,7 @@ def quantized_forward_plan(
         return None
     if isinstance(geometry, Rows):
         return QuantizedPlan(rows_launch(norm, written, target, geometry))
-    written = joined(written)
+    written = joined(written, target)
     if geometry.cluster:
         return QuantizedPlan(tiles_launch(norm, written, geometry), geometry.tile)
     alone = QuantizedNorm(norm, None)

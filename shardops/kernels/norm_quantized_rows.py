@@ -50,7 +50,7 @@ class Rows:
 
     def shared_bytes(self, norm: NormProblem) -> int:
         """Of `Buffers` in csrc/kernels/norm_quantized_rows.cuh."""
-        words = 16 * self.stages * (1 + norm.add) * self.per_thread(norm) * self.threads
+        words = 16 * self.stages * self.per_thread(norm) * self.threads
         parts = self.cluster * self.threads_per_row // 32 if self.threads_per_row > 32 else 1
         return words + round_up(2 * 8 * parts + 2 * 8, 16)
 
@@ -83,7 +83,7 @@ def rows_of(
     """With so many threads a row, and as many blocks as there is room for; None: for none."""
     lanes = max(1, written.block // norm.vector)
     wide = threads > 32
-    if written.as_columns or written.scales == "square" or norm.vector < norm.word:
+    if written.as_columns or written.scales == "square" or norm.add or norm.vector < norm.word:
         return None
     if lanes > 32 or threads % lanes or (cluster > 1 and not wide):
         return None
@@ -121,7 +121,7 @@ def rows_choice(norm: NormProblem, written: QuantizeProblem, target: Target) -> 
 def rows_launch(norm: NormProblem, written: QuantizeProblem, target: Target, shape: Rows) -> Launch:
     """Plans the launch: no more blocks than there are at once."""
     shared = shape.shared_bytes(norm)
-    own = tuple(c for c in written_constants(written) if c[0] in ("FORMAT", "SCALES", "AMAX"))
+    own = (c for c in written_constants(written) if c[0] != "BLOCKS_FIRST")
     constants = (
         *constants_of(norm, norm.vector),
         *own,

@@ -32,12 +32,14 @@ class Tiles:
       cluster: blocks that have all columns of their rows; 0: statistics are given.
       min_blocks: blocks resident on a multiprocessor.
       once: y stays in registers from the scales of its blocks to the data.
+      lines: columns leave by way of shared memory.
     """
 
     tile: Tiling
     cluster: int
     min_blocks: int
     once: bool = False
+    lines: bool = False
 
 
 def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Target) -> Tiles | None:
@@ -84,27 +86,31 @@ def blocks_of(
     cluster: int,
     target: Target,
     once: bool = False,
+    lines: bool = False,
 ) -> Tiles:
     """As many blocks a multiprocessor as registers and shared memory allow."""
     room = target.shared_bytes + 1024
-    shared = _shared_bytes(norm, written, tile, max(1, cluster)) + 1024
+    shared = _shared_bytes(norm, written, tile, max(1, cluster), lines) + 1024
     registers = 128 if once else 80
     if target.arch in ("sm_80", "sm_86", "sm_87"):  # which convert to 8 bits by hand
         registers = 160 if written.block > 1 else 128
-    return Tiles(tile, cluster, min(65536 // registers // tile.threads, room // shared), once)
+    blocks = min(65536 // registers // tile.threads, room // shared)
+    return Tiles(tile, cluster, blocks, once, lines)
 
 
 def tiles_launch(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> Launch:
     """Plans the launch for a problem whose groups are joined."""
     tile = shape.tile
     chunks = shape.cluster or -(-norm.cols // tile.cols)
-    shared = _shared_bytes(norm, written, tile, max(1, shape.cluster))
+    shared = _shared_bytes(norm, written, tile, max(1, shape.cluster), shape.lines)
     constants = (
         *(constant for constant in constants_of(norm, 8) if constant[0] != "VECTOR"),
         *written_constants(written),
         *tile.constants,
+        ("LINES", int(shape.lines)),
         ("CLUSTER", max(1, shape.cluster)),
         ("GIVEN", int(shape.cluster == 0)),
+        ("REVERSED", int(shape.cluster == 0)),
         ("ONCE", int(shape.once)),
         ("SHARED_BYTES", shared),
         ("MIN_BLOCKS", shape.min_blocks),
@@ -119,22 +125,22 @@ def tiles_launch(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> L
     )
 
 
-def _shared_bytes(norm: NormProblem, written: QuantizeProblem, tile: Tiling, cluster: int) -> int:
+def _shared_bytes(
+    norm: NormProblem, written: QuantizeProblem, tile: Tiling, cluster: int, lines: bool
+) -> int:
     """Of `Buffers` in csrc/kernels/norm_quantized_tiles.cuh."""
     parameters = [TYPE_BYTES[of] for of in (norm.gamma, norm.beta) if of is not None]
     kept = tile.cols * (tile.rows * TYPE_BYTES[norm.x] + sum(parameters))
     statistics = 8 * tile.rows * (tile.across + cluster + 1)
+    barrier = 16
     blocks = written.scales in ("row128", "row32")
     row_blocks = tile.cols // written.block if written.as_rows and blocks else 1
     column_blocks = tile.rows // written.block if written.as_columns and blocks else 1
     squares = tile.cols // 128 if written.scales == "square" else 1
-    codes = written.scales == "row32"
-    parts = (
+    scales = (
         4 * row_blocks * (tile.rows if written.as_rows and blocks else 4),
         4 * column_blocks * (tile.cols if written.as_columns and blocks else 4),
         4 * squares,
-        (1 if codes else 4) * row_blocks * (tile.rows if written.as_rows and codes else 1),
-        (1 if codes else 4) * column_blocks * (tile.cols if written.as_columns and codes else 1),
+        tile.rows * tile.cols if lines else 16,
     )
-    barrier = 16
-    return kept + round_up(statistics, 16) + barrier + sum(round_up(part, 16) for part in parts)
+    return kept + round_up(statistics, 16) + barrier + sum(round_up(part, 16) for part in scales)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from shardops.kernels.element_types import TYPE_CODES
+from shardops.kernels.gemm_scaled_plan import has_mxfp8
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.target import Target
 
@@ -46,8 +47,7 @@ class QuantizeProblem:
       as_rows, as_columns: what is written.
       amax: the largest magnitude of an entry is a result.
       again: x was read before.
-      blocks_first: scales of 1 x 128 lie by blocks, then by rows, as cuBLASLt reads them; of one
-        entry alone.
+      blocks_first: scales of blocks lie by blocks, then by rows; of one entry alone.
     """
 
     entries: int
@@ -120,21 +120,27 @@ def tiling(problem: QuantizeProblem) -> Tiling:
     return Tiling(4, 2, True) if problem.as_columns else Tiling(8, 1, False)
 
 
-def joined(problem: QuantizeProblem) -> QuantizeProblem:
-    """The same results from fewer tiles: groups become one where blocks do not cut it otherwise."""
+def joined(problem: QuantizeProblem, target: Target) -> QuantizeProblem:
+    """The same results from fewer tiles: groups become one where blocks do not cut it otherwise.
+
+    Where tiles are full, scales of blocks lie by blocks: those of a tile leave together then, and
+    products of blocks of 128 read them so. Not where MXFP8 has products: those read rows.
+    """
     p = problem
     along = p.block if p.as_columns or p.scales == "square" else 1
-    return replace(p, groups=1, rows=p.groups * p.rows) if p.rows % along == 0 else p
+    if p.rows % along == 0:
+        p = replace(p, groups=1, rows=p.groups * p.rows)
+    apart = p.as_columns and not has_mxfp8(target.arch)
+    blocks = p.scales == "row128" or (p.scales == "row32" and apart)
+    return replace(p, blocks_first=blocks and p.entries == 1 and p.rows >= TILE)
 
 
 def arranged(problem: QuantizeProblem, target: Target) -> QuantizeProblem:
     """`joined`; and rows alone are one stream of elements, cut into rows as short as tiles.
 
-    Where tiles are full, scales lie as a product on that GPU reads them: rows are no stream then.
+    Not where scales lie by blocks: rows are no stream then.
     """
-    p = joined(problem)
-    if p.scales == "row128" and p.entries == 1 and p.rows >= TILE:
-        p = replace(p, blocks_first=True)
+    p = joined(problem, target)
     elements = p.rows * p.cols
     alone = p.groups == 1 and not p.as_columns and p.scales != "square" and not p.blocks_first
     if alone and p.cols % p.block == 0 and elements % TILE == 0:
@@ -153,6 +159,7 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
                 ("X_TYPE", TYPE_CODES[problem.x]),
                 *written_constants(problem),
                 *tile.constants,
+                ("LINES", int(_has_lines(problem))),
                 ("EVEN", int(problem.cols % 8 == 0)),
                 ("REVERSED", int(problem.again)),
                 ("MIN_BLOCKS", _resident(problem, target)),
@@ -164,6 +171,11 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
     )
 
 
+def _has_lines(problem: QuantizeProblem) -> bool:
+    """Whether columns leave by way of shared memory, as far as there are registers for it."""
+    return problem.as_columns and not (problem.as_rows and problem.scales in ("row128", "row32"))
+
+
 def _resident(problem: QuantizeProblem, target: Target) -> int:
     """Blocks a multiprocessor, as far as a tile's numbers leave registers."""
     blocks = problem.scales in ("row128", "row32")
@@ -171,8 +183,7 @@ def _resident(problem: QuantizeProblem, target: Target) -> int:
         return 2
     if target.arch not in ("sm_89", "sm_90"):  # conversions by hand, or a ptxas that takes more
         return 2 if blocks else 3
-    both = problem.as_rows and problem.as_columns
-    more = (blocks and problem.as_rows) or (problem.scales == "square" and both)
+    more = problem.as_columns or (blocks and problem.as_rows)
     return 4 if problem.x == "bfloat16" and not more else 3
 
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from shardops.kernels.launch import Launch
-from shardops.kernels.quantize_plan import QuantizeProblem
+from shardops.kernels.quantize_plan import QuantizeProblem, written_layouts
 from shardops.primitives.quantize_local import Form, quantized
 from shardops.primitives.scaling import ScalingMode
 from shardops.rules.quantize import Blocks
@@ -69,3 +69,12 @@ def same(got: np.ndarray, want: np.ndarray) -> bool:
     as_bits = np.uint8 if want.dtype.itemsize == 1 else np.uint32
     equal = (got.view(as_bits) == want.view(as_bits)) | (nan & np.isnan(got.astype(np.float32)))
     return bool(equal.all())
+
+
+def in_order(problem: QuantizeProblem, results: list[np.ndarray]) -> list[np.ndarray]:
+    """The results as arrays, wherever their dims lie."""
+    layouts = written_layouts(problem, [r.shape for r in results])
+    return [
+        r if order is None else r.reshape([r.shape[d] for d in order]).transpose(np.argsort(order))
+        for r, order in zip(results, layouts, strict=True)
+    ]

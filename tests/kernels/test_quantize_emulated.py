@@ -14,12 +14,11 @@ from shardops.kernels.quantize_plan import (
     magnitudes_plan,
     quantize_plan,
     tiling,
-    written_layouts,
 )
 from shardops.kernels.target import target_for
 from tests.kernels import emulator
 from tests.kernels.norm_problems import DTYPES
-from tests.kernels.quantize_problems import LAYOUTS, MODES, blanks, draw, same, wanted
+from tests.kernels.quantize_problems import LAYOUTS, MODES, blanks, draw, in_order, same, wanted
 
 pytestmark = pytest.mark.skipif(
     emulator.reason_missing is not None, reason=str(emulator.reason_missing)
@@ -42,15 +41,6 @@ def run(launch: Launch, built, operands, like, scalars):
     results = blanks(launch, like)
     emulator.run(launch, built, operands, results, scalars)
     return results
-
-
-def in_order(problem: QuantizeProblem, results):
-    """The results as arrays, wherever their dims lie."""
-    layouts = written_layouts(problem, [r.shape for r in results])
-    return [
-        r if order is None else r.reshape([r.shape[d] for d in order]).transpose(np.argsort(order))
-        for r, order in zip(results, layouts, strict=True)
-    ]
 
 
 # entries, groups, rows, cols: whole tiles; two that are cut; groups that cut blocks; odd columns.
@@ -89,6 +79,32 @@ def test_scales_of_128_lie_as_cublaslt_reads_them(layout, shape, built, rng):
     few = replace(problem, rows=shape[2] // 4)
     assert not arranged(replace(few, groups=1), TARGET).blocks_first
     assert not arranged(replace(problem, entries=2), TARGET).blocks_first
+
+
+def test_columns_of_mxfp8_have_scales_by_blocks_unless_products_read_rows(built, rng):
+    """Two scales leave as a word, of whole tiles and of one that is cut."""
+    problem = QuantizeProblem(1, 1, 200, 216, "bfloat16", FORMATS[0], "row32", as_columns=True)
+    laid = arranged(problem, TARGET)
+    assert laid.blocks_first
+    assert not arranged(replace(problem, as_columns=False), TARGET).blocks_first
+    assert not arranged(problem, target_for("sm_100", 148)).blocks_first
+    values = draw(rng, problem)
+    want = wanted(problem, values, np.float32([1]))
+    got = run(quantize_plan(laid, TARGET), built, [values], want, [laid.shape(tiling(laid))])
+    for one, other in zip(in_order(laid, got), want, strict=True):
+        assert same(np.ascontiguousarray(one), other)
+
+
+def test_lines_that_do_not_lie_on_16_bytes(built, rng):
+    problem = QuantizeProblem(1, 1, 264, 72, "bfloat16", FORMATS[1], "square", as_columns=True)
+    laid = arranged(problem, TARGET)
+    plan = quantize_plan(laid, TARGET)
+    assert dict(plan.kernel.constants)["LINES"] and laid.rows % 16 == 8
+    values = draw(rng, problem)
+    want = wanted(problem, values, np.float32([1]))
+    got = run(plan, built, [values], want, [laid.shape(tiling(laid))])
+    for one, other in zip(in_order(laid, got), want, strict=True):
+        assert same(np.ascontiguousarray(one), other)
 
 
 def test_rows_of_one_scale_are_one_stream(built, rng):

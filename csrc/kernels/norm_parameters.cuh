@@ -1,0 +1,28 @@
+// Parameters of a norm that quantises which not every launch has: as quantize_parameters.cuh.
+#pragma once
+#include "norm_values.cuh"
+#include "quantize_parameters.cuh"
+
+#if HAS_BETA
+#define BETA_PARAMETER const Beta* __restrict__ beta,
+#else
+#define BETA_PARAMETER
+constexpr const Beta* beta = nullptr;
+#endif
+
+#if HAS_ADD
+#define ADD_PARAMETER const X* __restrict__ add,
+#define H_PARAMETER X* __restrict__ h,
+#else
+#define ADD_PARAMETER
+#define H_PARAMETER
+constexpr const X* add = nullptr;
+constexpr X* h = nullptr;
+#endif
+
+#if LAYER
+#define MEAN_PARAMETER float* __restrict__ mean_out,
+#else
+#define MEAN_PARAMETER
+constexpr float* mean_out = nullptr;
+#endif
