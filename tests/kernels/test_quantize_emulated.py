@@ -99,7 +99,8 @@ def test_lines_that_do_not_lie_on_16_bytes(built, rng):
     problem = QuantizeProblem(1, 1, 264, 72, "bfloat16", FORMATS[1], "square", as_columns=True)
     laid = arranged(problem, TARGET)
     plan = quantize_plan(laid, TARGET)
-    assert dict(plan.kernel.constants)["LINES"] and laid.rows % 16 == 8
+    assert dict(plan.kernel.constants)["LINES"]
+    assert laid.rows % 16 == 8
     values = draw(rng, problem)
     want = wanted(problem, values, np.float32([1]))
     got = run(plan, built, [values], want, [laid.shape(tiling(laid))])
