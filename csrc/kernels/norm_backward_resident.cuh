@@ -90,7 +90,8 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
                                           const Pair& means, Gradients& gradients, X* dx,
                                           bool as_words) {
   const Pair of = rows.row_values(at);
-  const RowResult result_of = {{of.first, of.second}, of.second * means.first, means.second};
+  const float scaled_mean_w = of.second * means.second;
+  const float slope = of.second * of.second * means.first;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (!own.owns(i)) continue;
@@ -108,9 +109,12 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
 #else
       constexpr float dh = 0.0f;
 #endif
-      const float x = values.at(j), dy = cotangents.at(j);
-      result[j] = result_of(x, dy, gamma.at(j), dh);
-      gradients.add(i, j, dy * (LAYER ? x - of.first : x) * of.second, dy);
+      const float centred = LAYER ? values.at(j) - of.first : values.at(j);
+      const float scaled = cotangents.at(j) * of.second;
+      const float w = scaled * scaled_by(gamma.at(j));
+      const float result_of_h = (LAYER ? w - scaled_mean_w : w) - centred * slope;
+      result[j] = HAS_ADD ? result_of_h + dh : result_of_h;
+      gradients.add(i, j, scaled * centred, cotangents.at(j));
     }
     own.store_word(dx + rows.offset(at), i, rounded<X>(result), as_words);
   }

@@ -11,11 +11,12 @@
 // row in so many.
 //
 // Per stage four barriers: `full`, the row is there; `summed`, the workers' pairs are; `ready`, the
-// row's statistics are; `empty`, the results are written. A row comes when all of the row before it
-// in its stage has been used: the copies wait for `empty`, and nothing is summed before `full`. A
-// stage has rows of one group, which so meets each phase of its barriers.
+// row's statistics are; `empty`, the results are written and the block's pair is told. A row comes
+// when all of the row before it in its stage has been used: the copies wait for `empty`, and
+// nothing is summed before `full`. A stage has rows of one group, which so meets each phase of its
+// barriers.
 #pragma once
-#include "async.cuh"
+#include "arrivals.cuh"
 #include "resident_words.cuh"
 
 // How many columns a lane's pairs are of, which are `whole` with those of the other lanes.
@@ -67,9 +68,9 @@ class Stages {
     if (threadIdx.x != 0) return;
     for (int s = 0; s < kStages; ++s) {
       barrier_init(full(s), 1);
-      barrier_init(summed(s), kRowWarps);
+      barrier_init(summed(s), kRowWarps * kWarpArrivals);
       barrier_init(ready(s), 1);
-      barrier_init(empty(s), kRowWarps);
+      barrier_init(empty(s), (kRowWarps + 1) * kWarpArrivals);
     }
     barriers_visible();
   }
@@ -116,7 +117,7 @@ class Stages {
       put_pair(pairs_of_workers(at.stage) + threadIdx.x % kRowThreads / kTogether * 8, pair);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(summed(at.stage));
+    warp_arrives(summed(at.stage));
   }
   __device__ __forceinline__ Pair wait_for_statistics(const RowCursor& at) const {
     barrier_wait(ready(at.stage), at.parity);
@@ -124,7 +125,7 @@ class Stages {
   }
   __device__ __forceinline__ void release(const RowCursor& at) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(at.stage));
+    warp_arrives(empty(at.stage));
   }
 
   // ---- the warps with one task ------------------------------------------------------------------
@@ -172,6 +173,7 @@ class Stages {
       }
       const Pair all = merge(of_workers, counts);
       if (lane == 0) tell_grid(pairs + static_cast<long long>(at.row) * kBlocks + block, told(all));
+      release(at);
       const int place = at.place;
       at.advance(rows, 1);
       if (at.place != place) counts = counts_now();
@@ -188,6 +190,7 @@ class Stages {
     RowCursor at = start();
     at.advance(rows, collector);
     for (int k = collector; k < rows; k += kCollectors) {
+      barrier_wait(full(at.stage), at.parity);  // nobody reads the statistics before these any more
       const unsigned long long* of_row = pairs + static_cast<long long>(at.row) * kBlocks;
       unsigned long long words[kShare];
       bool all_told;

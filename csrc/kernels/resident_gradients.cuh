@@ -20,7 +20,7 @@ class Gradients {
       : met_(shared_address(own)),
         edges_(reinterpret_cast<Edges*>(own + 16)),
         together_(reinterpret_cast<float*>(stages)) {
-    if (threadIdx.x == 0) barrier_init(met_, kWarps);
+    if (threadIdx.x == 0) barrier_init(met_, kWarps * kWarpArrivals);
   }
 
   __device__ __forceinline__ void add(int i, int j, float gamma, float beta) {
@@ -108,7 +108,7 @@ class Gradients {
   }
   __device__ __forceinline__ void meet() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(met_);
+    warp_arrives(met_);
     barrier_wait(met_, meetings_++ & 1);
   }
 

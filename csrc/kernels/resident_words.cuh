@@ -35,6 +35,7 @@ constexpr int kEach = (kPartWords + kRowThreads - 1) / kRowThreads;  // words of
 static_assert(kPartCols % kWidth == 0, "parts of an even row are whole words");
 static_assert(kWarps % kGroups == 0, "a group is whole warps");
 static_assert(kStages % kGroups == 0, "a stage has rows of one group");
+static_assert(kCollectors <= kStages, "a collector is no phase of a stage behind");
 static_assert(kLag > 0 && kGroups * kLag < kStages, "there is a stage for the next row");
 
 struct Pair {

@@ -58,7 +58,7 @@ def _ways_of_few(parts: Parts, direction: str) -> tuple[Way, ...]:
     if parts.words > MANY_WORDS or not parts.even:
         return _ways(parts, direction)
     if direction == "backward":
-        return (Way(1, 1, 4), *_ways(parts, direction))
+        return (Way(1), *_ways(parts, direction))
     return (Way(2, 4, 4), *_ways(parts, direction))
 
 

@@ -18,5 +18,6 @@ def resident_choice(problem: SoftmaxProblem, target: Target, operands: int) -> R
     if not plain or problem.keys < _LONG or not has_clusters(target):
         return None
     parts = parts_of(problem, target)
-    ways = (Way(2, 4), Way(2, 2)) if parts.words <= MANY_WORDS else (Way(4, 2), Way(4))
+    many = (Way(4, 2), Way(4)) if operands == 1 else (Way(4),)
+    ways = (Way(2, 4), Way(2, 2)) if parts.words <= MANY_WORDS else many
     return next(parts.choices(operands, target.shared_bytes, ways), None)
