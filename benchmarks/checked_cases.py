@@ -17,7 +17,7 @@ from shardops.kernels import launch, norm, norm_quantized, quantize, scale_tiles
 from shardops.kernels.gemm_flat import FlatProblem, flat_plan
 from shardops.kernels.gemm_scaled_plan import Matrix, ScaleMode
 from shardops.kernels.gemm_small import small_plan
-from shardops.kernels.target import current_target
+from shardops.kernels.target import current_target, target_for, use_target
 from shardops.primitives.quantize_local import Form, problem_of, quantized
 from shardops.primitives.scaling import ScalingMode
 from shardops.rules.quantize import Blocks
@@ -97,6 +97,21 @@ def run_softmax(launches: Any, rng, shape, dtype, hiding) -> None:
     diagonal = max(0, keys - queries) if hiding in ("causal", "first") else None
     y = softmax.softmax_forward(draw(*shape), mask, first, scale=0.125, diagonal=diagonal)
     softmax.softmax_backward(draw(*shape), y, first, scale=0.125, diagonal=diagonal)
+
+
+def shared_cases() -> Iterator[tuple]:
+    """(what, *its case) of rows that all blocks of a launch share: more rows than a block holds, on
+    and off words, and few."""
+    yield run_norm, 18, 131072, "bfloat16", "layer", True
+    yield run_norm, 18, 131074, "bfloat16", "rms", False
+    yield run_norm, 18, 131075, "bfloat16", "layer", False
+    yield run_softmax, (1, 3, 1048576), "bfloat16", "none"
+    yield run_softmax, (1, 3, 1048577), "bfloat16", "none"
+
+
+def run_shared(launches: Any, rng: np.random.Generator, run: Callable, *case: Any) -> None:
+    with use_target(target_for(current_target().arch, 132)):  # fewer have no room for such rows
+        run(launches, rng, *case)
 
 
 def quantize_cases() -> Iterator[tuple]:
@@ -193,6 +208,7 @@ def _drawn(launches: Any, rng: np.random.Generator, dtype: str):
 CASES: dict[str, tuple[Callable[[], Iterator[tuple]], Callable[..., None]]] = {
     "norm": (norm_cases, run_norm),
     "softmax": (softmax_cases, run_softmax),
+    "shared": (shared_cases, run_shared),
     "quantize": (quantize_cases, run_quantize),
     "scales": (scale_cases, run_scales),
     "products": (product_cases, run_product),

@@ -9,11 +9,9 @@ import numpy as np
 
 from raw_launch import Call, Device, numbers
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import BackwardPlan, Geometry, backward_plan, forward_plan
+from shardops.kernels.norm_plan import BackwardPlan, Shape, backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
-from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_split import Split
-from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target
 
 Plans = tuple[Launch, ...]
@@ -21,16 +19,11 @@ MAX_PARTIALS = 16  # rows of partials a multiprocessor
 LEAST_PART = 512  # columns of a row that many blocks share
 
 
-def plans_of(
-    problem: NormProblem,
-    backward: bool,
-    geometry: Geometry | Ragged | Staged | Split | None,
-    target: Target,
-) -> Plans:
+def plans_of(problem: NormProblem, backward: bool, geometry: Shape | None, target: Target) -> Plans:
     """The launches, in order; None is the plan's own choice of a shape."""
     plan = (backward_plan if backward else forward_plan)(problem, target, geometry)
     first = () if plan.sums is None else (plan.sums.launch,)
-    last = (plan.finish,) if isinstance(plan, BackwardPlan) else ()
+    last = (plan.finish,) if isinstance(plan, BackwardPlan) and plan.finish is not None else ()
     return *first, plan.main, *last
 
 
@@ -49,6 +42,7 @@ class NormRun:
         beta = of("beta", problem.cols) if layer else None
         residual = of("residual") if problem.add else None
         out = of("out")
+        pairs = jnp.zeros((problem.rows, target.sm_count, 2), jnp.float32)
         sums_of_parts = of("parts", problem.rows * 3 * -(-problem.cols // LEAST_PART), "float32")
         if backward:
             rows_of_partials = problem.sums * target.sm_count * MAX_PARTIALS
@@ -60,6 +54,7 @@ class NormRun:
                 "main": [*known, residual, out, partials],
                 "split": [*known, residual, sums_of_parts, out, partials],
                 "finish": [partials, *sums],
+                "resident": [*known, residual, out, *sums, pairs],
             }
             self.results = [(out, size), *((each, problem.cols) for each in sums)]
         else:
@@ -69,6 +64,7 @@ class NormRun:
                 "sums": [x, residual, *hidden, sums_of_parts],
                 "main": [x, gamma, beta, residual, out, *hidden, *statistics],
                 "split": [*(hidden or [x]), gamma, beta, sums_of_parts, out, *statistics],
+                "resident": [x, gamma, beta, residual, out, *hidden, *statistics, pairs],
             }
             self.results = [(out, size), *((h, size) for h in hidden)]
             self.results += [(each, problem.rows) for each in statistics]
@@ -93,7 +89,8 @@ class NormRun:
             elif not self.backward and part != "sums":
                 scalars.append(np.float32(1e-6))
             arrays = [array for array in self.operands[part] if array is not None]
-            found.append(Call(device, launch, cubin, arrays, scalars))
+            zeroed = arrays[-1:] if launch.zeroed else ()
+            found.append(Call(device, launch, cubin, arrays, scalars, zeroed))
         return found
 
     def groups(self, main: Launch) -> int:

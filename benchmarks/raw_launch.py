@@ -21,6 +21,7 @@ from shardops.kernels.launch import Launch
 _MAX_DYNAMIC_SHARED = 8
 _NON_PORTABLE_CLUSTER = 14
 _CLUSTER_DIMENSION = 4
+_COOPERATIVE = 2
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PORTABLE_CLUSTER = 8
 _NON_BLOCKING = 1
@@ -112,8 +113,11 @@ class Device:
 
     def poison(self, array: jax.Array) -> None:
         """NaN everywhere, so that what a launch does not write shows."""
+        self.fill(array, 0xFF)
+
+    def fill(self, array: jax.Array, byte: int) -> None:
         start = ctypes.c_uint64(array.unsafe_buffer_pointer())
-        self.call("cuMemsetD8Async", start, 0xFF, ctypes.c_size_t(array.nbytes), self.stream)
+        self.call("cuMemsetD8Async", start, byte, ctypes.c_size_t(array.nbytes), self.stream)
 
     def call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)
@@ -147,8 +151,9 @@ class Call:
         cubin: bytes,
         arrays: Sequence[jax.Array],
         scalars: Sequence[np.generic],
+        zeroed: Sequence[jax.Array] = (),
     ):
-        self._device, self._arrays = device, arrays
+        self._device, self._arrays, self._zeroed = device, arrays, zeroed
         self._function = _loaded(device, launch, cubin)
         pointers = [ctypes.c_void_p(array.unsafe_buffer_pointer()) for array in arrays]
         self._values = [*pointers, *(np.asarray(scalar) for scalar in scalars)]
@@ -164,6 +169,9 @@ class Call:
         if launch.early:
             found.append(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION))
             found[-1].value[0] = 1
+        if launch.resident:
+            found.append(_Attribute(id=_COOPERATIVE))
+            found[-1].value[0] = 1
         self._attributes = (_Attribute * len(found))(*found)
         self._config = _Config(
             (ctypes.c_uint * 3)(*launch.grid),
@@ -175,6 +183,8 @@ class Call:
         )
 
     def __call__(self) -> None:
+        for array in self._zeroed:
+            self._device.fill(array, 0)
         config = ctypes.byref(self._config)
         self._device.call("cuLaunchKernelEx", config, self._function, self._parameters, None)
 

@@ -5,10 +5,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardops.kernels.softmax_geometry import (
-    backward_geometry,
-    forward_geometry,
-)
+from shardops.kernels.resident import Resident
+from shardops.kernels.softmax_plan import chosen_backward, chosen_forward
 from shardops.kernels.softmax_problem import SoftmaxProblem
 from shardops.kernels.softmax_shape import Geometry, fits, has_clusters
 from shardops.kernels.target import Target
@@ -17,10 +15,10 @@ _REGISTERS = 65536  # of a multiprocessor
 _SHARED = 228 << 10  # bytes of a multiprocessor; 1 KiB a block is the system's
 
 
-def candidates(problem: SoftmaxProblem, target: Target, operands: int) -> list[Geometry]:
+def candidates(problem: SoftmaxProblem, target: Target, operands: int) -> list[Geometry | Resident]:
     """The one that the plan chooses comes first."""
-    plan = forward_geometry if operands == 1 else backward_geometry
-    found = [plan(problem, target)]
+    plan = chosen_forward if operands == 1 else chosen_backward
+    found: list[Geometry | Resident] = [plan(problem, target)]
     for more in (_tiles, _in_registers, _staged, _long):
         found += [g for g in more(problem, target, operands) if g not in found]
     return found

@@ -126,12 +126,14 @@ class RawRun:
             params = softmax.backward_params(case.shape, SCALE, case.diagonal)
         found = []
         for arrays, result in zip(self._sets, self._results, strict=True):
-            lists = [[*arrays, result]]
+            lists, parts = [[*arrays, result]], []
             if plan.workspace is not None:
-                parts = jnp.zeros(plan.workspace, jnp.float32)
-                lists = [[*arrays, parts], [*arrays, parts, result]]
+                parts = [jnp.zeros(plan.workspace, jnp.float32)]
+                lists = [[*arrays, *parts], [*arrays, *parts, result]]
+            if plan.workspace is not None and len(plan.launches) == 1:
+                lists = [[*arrays, result, *parts]]
             found += [
-                Call(device, launch, cubin, operands, [params])
+                Call(device, launch, cubin, operands, [params], parts if launch.zeroed else ())
                 for launch, cubin, operands in zip(plan.launches, cubins, lists, strict=True)
             ]
         return found

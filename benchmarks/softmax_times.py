@@ -23,6 +23,7 @@ from typing import Any
 from compiling import compile_all
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import Kernel
+from shardops.kernels.resident import Resident
 from shardops.kernels.softmax_plan import Geometry
 from shardops.kernels.target import target_for
 from softmax_candidates import candidates
@@ -117,7 +118,7 @@ def _shape(keys: int, kind: str, options: Any) -> tuple[int, int, int, int]:
 
 
 def _swept(
-    case: Case, geometries: list[Geometry], target: Any, cubins: dict[Kernel, bytes]
+    case: Case, geometries: list[Geometry | Resident], target: Any, cubins: dict[Kernel, bytes]
 ) -> list[dict[str, Any]]:
     from norm_runs import launched
     from raw_launch import Device, LaunchError
@@ -161,7 +162,9 @@ def _shown(best: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return best[:SHOWN] + [entry for entry in best[SHOWN:] if entry["chosen"]]
 
 
-def described(geometry: Geometry) -> str:
+def described(geometry: Geometry | Resident) -> str:
+    if isinstance(geometry, Resident):
+        return f"{geometry}"
     text = f"{geometry.kind} threads {geometry.threads} rows {geometry.rows}"
     text += f" parts {geometry.parts} blocks {geometry.min_blocks}"
     text += f" group {geometry.group}" if geometry.kind == "tile" else ""

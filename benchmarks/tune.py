@@ -22,11 +22,8 @@ from candidates import norm_candidates
 from compiling import compile_all
 from shardops.kernels import tuned
 from shardops.kernels.element_types import TYPE_BYTES
-from shardops.kernels.norm_plan import Geometry
+from shardops.kernels.norm_plan import Shape
 from shardops.kernels.norm_problem import NormProblem
-from shardops.kernels.norm_ragged import Ragged
-from shardops.kernels.norm_split import Split
-from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import Target, target_for
 
 LENGTHS = (
@@ -49,7 +46,7 @@ CLOSE = {2: 2e-2, 4: 1e-4}  # two orders of summation apart, by bytes of x
 class Job:
     problem: NormProblem
     backward: bool
-    geometry: Geometry | Ragged | Staged | Split | None
+    geometry: Shape | None
     target: Target
 
     @property
@@ -151,7 +148,7 @@ def time_problem(device: Any, jobs: list[Job], cubins: list[tuple[bytes, ...]]) 
         try:
             calls = run.calls(device, plans, codes)
             row["us"] = min(device.microseconds(launched(calls), 6, graph) for _ in range(3))
-            main = launched(calls[: len(calls) - job.backward])  # without the last sum
+            main = launched(calls[: max(1, len(calls) - job.backward)])  # without the last sum
             row["main"] = min(device.microseconds(main, 6, graph) for _ in range(2))
         except LaunchError as error:  # a cluster that the device has no room for, say
             row["failed"] = str(error)

@@ -29,6 +29,7 @@ enum class FunctionAttribute : uint32_t {
 };
 
 enum class LaunchAttributeId : uint32_t {
+  kCooperative = 2,
   kClusterDimension = 4,
   kProgrammaticStreamSerialization = 6,
 };
@@ -46,6 +47,7 @@ struct LaunchAttribute {
       unsigned x, y, z;
     } cluster;
     int allowed;  // of programmatic stream serialization
+    int cooperative;
   } value;
 };
 

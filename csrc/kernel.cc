@@ -182,8 +182,9 @@ ffi::Error Kernel::Check() const {
     return InvalidAttribute(kOp, "shared_bytes", spec_.shared_bytes,
                             "0 to " + std::to_string(kMaxSharedBytes));
   }
-  if (spec_.early != 0 && spec_.early != 1) {
-    return InvalidAttribute(kOp, "early", spec_.early, "0 or 1");
+  for (auto [name, value] :
+       {std::pair{"early", spec_.early}, std::pair{"resident", spec_.resident}}) {
+    if (value != 0 && value != 1) return InvalidAttribute(kOp, name, value, "0 or 1");
   }
   if (spec_.align < 1) return InvalidAttribute(kOp, "align", spec_.align, "1 or more");
   int64_t total = 0;
@@ -260,18 +261,19 @@ ffi::Error Kernel::LaunchOn(int ordinal, cu::Stream stream, std::vector<Region>&
   for (size_t offset : offsets_) parameters.push_back(&scalars_[offset]);
 
   auto dim = [](int64_t d) { return static_cast<unsigned>(d); };
-  cu::LaunchAttribute attributes[2] = {};
+  cu::LaunchAttribute attributes[3] = {};
   unsigned attribute_count = 0;
+  auto value_of = [&](cu::LaunchAttributeId id) -> auto& {
+    cu::LaunchAttribute& a = attributes[attribute_count++];
+    a.id = id;
+    return a.value;
+  };
   if (Product(spec_.cluster) > 1) {
-    cu::LaunchAttribute& a = attributes[attribute_count++];
-    a.id = cu::LaunchAttributeId::kClusterDimension;
-    a.value.cluster = {dim(spec_.cluster[0]), dim(spec_.cluster[1]), dim(spec_.cluster[2])};
+    value_of(cu::LaunchAttributeId::kClusterDimension).cluster = {
+        dim(spec_.cluster[0]), dim(spec_.cluster[1]), dim(spec_.cluster[2])};
   }
-  if (spec_.early) {
-    cu::LaunchAttribute& a = attributes[attribute_count++];
-    a.id = cu::LaunchAttributeId::kProgrammaticStreamSerialization;
-    a.value.allowed = 1;
-  }
+  if (spec_.early) value_of(cu::LaunchAttributeId::kProgrammaticStreamSerialization).allowed = 1;
+  if (spec_.resident) value_of(cu::LaunchAttributeId::kCooperative).cooperative = 1;
   cu::LaunchConfig config = {};
   config.grid_x = dim(spec_.grid[0]);
   config.grid_y = dim(spec_.grid[1]);

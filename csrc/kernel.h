@@ -27,6 +27,7 @@ struct LaunchSpec {
   int64_t shared_bytes = 0;
   int64_t early = 0;             // 1: see launch.cc
   int64_t align = 1;             // of every address that the kernel is given
+  int64_t resident = 0;          // 1: see launch.cc
   std::vector<uint8_t> scalars;  // packed
   std::vector<int64_t> sizes;    // of each scalar, in bytes
   std::vector<int64_t> zeroed;   // indices of results

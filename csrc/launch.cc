@@ -14,6 +14,8 @@
 //                           the kernel waits for that itself; may be left out
 //   align         int64     what each address that the kernel gets is a multiple of; may be left
 //                           out
+//   resident      int64     1: all blocks run at the same time, or the launch fails, since they
+//                           wait for each other; may be left out
 // Kernel parameters, in order: operand addresses, result addresses, scalars.
 //
 // Stages. instantiate checks the attributes and loads the code, once a process for each distinct
@@ -98,6 +100,7 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
   // Programs of older versions have none of these.
   reader.OptionalInteger("early", spec.early);
   reader.OptionalInteger("align", spec.align);
+  reader.OptionalInteger("resident", spec.resident);
   if (reader.error()) return ffi::Unexpected(*reader.error());
   spec.cubin.assign(cubin.begin(), cubin.end());
   return Kernel::Make(spec);

@@ -167,3 +167,13 @@ __device__ __forceinline__ void store_to_rank(Shared mine, unsigned rank, float 
                "f"(first), "f"(second)
                : "memory");
 }
+
+// 8 bytes of global memory from one block of a grid to the others, written and read as one.
+__device__ __forceinline__ void tell_grid(unsigned long long* to, unsigned long long word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+__device__ __forceinline__ unsigned long long told_by_grid(const unsigned long long* from) {
+  unsigned long long word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}

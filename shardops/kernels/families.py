@@ -116,8 +116,9 @@ def _norm(request: Request, rows: int, target: Target) -> list[Launch]:
             continue
         # The gradient of beta does not depend on beta, so not on its dtype.
         plan = backward_plan(replace(problem, beta=problem.beta and problem.gamma), target)
-        sums = [] if plan.sums is None else [plan.sums.launch]
-        launches += [plan.main, plan.finish, *sums]
+        launches.append(plan.main)
+        launches += [] if plan.finish is None else [plan.finish]
+        launches += [] if plan.sums is None else [plan.sums.launch]
     return launches
 
 

@@ -42,6 +42,7 @@ class Launch:
         before it reads or writes. Of sm_90 and newer.
       align: what the kernel takes each address for a multiple of, in bytes; arrays that lie
         elsewhere are copied, before and after the launch.
+      resident: its blocks wait for each other, so all of them run at the same time.
     """
 
     kernel: Kernel
@@ -52,6 +53,7 @@ class Launch:
     zeroed: tuple[int, ...] = ()
     early: bool = False
     align: int = 1
+    resident: bool = False
 
 
 def begin(launches: Sequence[Launch]) -> None:
@@ -90,5 +92,6 @@ def call(
         zeroed=np.array(launch.zeroed, np.int64),
         early=np.int64(launch.early),
         align=np.int64(launch.align),
+        resident=np.int64(launch.resident),
     )
     return tuple(outputs)

@@ -52,7 +52,9 @@ def norm_forward(
     scalars = [np.int64(problem.rows), np.float32(epsilon)]
     if plan.sums is None:
         operands = [operand for operand in (x, gamma, beta, add) if operand is not None]
-        return launch.call(plan.main, operands, [like_x, *hidden, *statistics], scalars)
+        wanted = [like_x, *hidden, *statistics]
+        pairs = [] if plan.pairs is None else [jax.ShapeDtypeStruct(plan.pairs, jnp.uint32)]
+        return launch.call(plan.main, operands, [*wanted, *pairs], scalars)[: len(wanted)]
     launch.begin([plan.main])
     workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
     operands = [x] if add is None else [x, add]
@@ -94,18 +96,16 @@ def norm_backward(
     operands = [operand for operand in (dy, x, gamma, mean, rstd) if operand is not None]
     last = [] if dh is None else [dh]
     if plan.sums is not None:
-        workspace = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
-        last += launch.call(plan.sums.launch, operands, [workspace], rows)
-    dx, partials = launch.call(
-        plan.main,
-        [*operands, *last],
-        [
-            jax.ShapeDtypeStruct(x.shape, x.dtype),
-            jax.ShapeDtypeStruct(plan.workspace, jnp.float32),
-        ],
-        rows,
-    )
+        of_parts = jax.ShapeDtypeStruct(plan.sums.workspace, jnp.float32)
+        last += launch.call(plan.sums.launch, operands, [of_parts], rows)
+    like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
     parameters = [jax.ShapeDtypeStruct(gamma.shape, jnp.float32)] * problem.sums
+    if plan.finish is None:
+        pairs = jax.ShapeDtypeStruct(plan.workspace, jnp.uint32)
+        *results, _ = launch.call(plan.main, [*operands, *last], [like_x, *parameters, pairs], rows)
+        return tuple(results)
+    workspace = jax.ShapeDtypeStruct(plan.workspace, jnp.float32)
+    dx, partials = launch.call(plan.main, [*operands, *last], [like_x, workspace], rows)
     return dx, *launch.call(plan.finish, [partials], parameters, [np.int32(plan.workspace[1])])
 
 
@@ -141,4 +141,4 @@ def _backward_problem(
 
 def _launches(plan: BackwardPlan) -> list[launch.Launch]:
     sums = [] if plan.sums is None else [plan.sums.launch]
-    return [*sums, plan.main, plan.finish]
+    return [*sums, plan.main, *([] if plan.finish is None else [plan.finish])]

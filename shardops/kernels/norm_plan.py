@@ -8,47 +8,65 @@ take the kernels that read them once. On sm_90 and newer, rows stream through sh
 import math
 from dataclasses import dataclass
 
-from shardops.kernels import norm_ragged, norm_registers, norm_split, norm_staged_choice, tuned
+from shardops.kernels import (
+    norm_ragged,
+    norm_registers,
+    norm_resident,
+    norm_split,
+    norm_staged_choice,
+    tuned,
+)
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.norm_problem import NormProblem, constants_of
 from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_split import Split, Sums
 from shardops.kernels.norm_staged import Staged, staged_backward, staged_forward
+from shardops.kernels.resident import Resident
 from shardops.kernels.target import Target
+
+Shape = Geometry | Ragged | Staged | Split | Resident
 
 _PARTIALS_AT_ONCE = 136
 
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """One launch, and what goes before it, if anything."""
+    """One launch, and what goes before it, if anything.
+
+    Args:
+      pairs: a uint32 array that is its last result, where it needs one.
+    """
 
     main: Launch
     sums: Sums | None = None
+    pairs: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """Two launches; `workspace` is the float32 array [sums, blocks, cols] between them.
+    """One launch or two; `workspace` is an array that is the last result of the first.
 
     Args:
+      finish: sums up the workspace, float32 [sums, blocks, cols]; None where `main` has summed up,
+        and the workspace is uint32 and of no use any more.
       sums: what goes before them, if anything.
     """
 
     main: Launch
-    finish: Launch
+    finish: Launch | None
     workspace: tuple[int, int, int]
     sums: Sums | None = None
 
 
 def forward_plan(
-    problem: NormProblem,
-    target: Target,
-    geometry: Geometry | Ragged | Staged | Split | None = None,
+    problem: NormProblem, target: Target, geometry: Shape | None = None
 ) -> ForwardPlan:
     """Plans the forward launches; `geometry` overrides the one chosen, for tuning."""
     geometry = geometry or forward_geometry(problem, target)
+    if isinstance(geometry, Resident):
+        main, pairs = norm_resident.resident_launch(problem, target, geometry, "forward")
+        return ForwardPlan(main, pairs=pairs)
     if isinstance(geometry, Split):
         main, _ = norm_split.split_results(problem, target, geometry, "forward")
         return ForwardPlan(main, norm_split.split_sums(problem, geometry, "forward"))
@@ -90,10 +108,13 @@ def _in_clusters(problem: NormProblem, geometry: Geometry) -> Launch:
 
 
 def backward_plan(
-    problem: NormProblem, target: Target, geometry: Geometry | Staged | Split | None = None
+    problem: NormProblem, target: Target, geometry: Shape | None = None
 ) -> BackwardPlan:
     """Plans the backward launch and the sum of its partials."""
     geometry = geometry or backward_geometry(problem, target)
+    if isinstance(geometry, Resident):
+        main, pairs = norm_resident.resident_launch(problem, target, geometry, "backward")
+        return BackwardPlan(main, None, pairs)
     if isinstance(geometry, Split):
         main, groups = norm_split.split_results(problem, target, geometry, "backward")
         workspace = (problem.sums, groups, problem.cols)
@@ -115,8 +136,13 @@ def backward_plan(
     return BackwardPlan(main, finish, (problem.sums, grid, problem.cols))
 
 
-def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Ragged | Staged | Split:
-    """The shape measured for this GPU, else the rules', the fastest kernel first."""
+def forward_geometry(problem: NormProblem, target: Target) -> Shape:
+    """Very long rows are shared by all blocks. Others take the shape measured for this GPU, else
+    stream, else are held in registers, else take two launches.
+    """
+    shared = norm_resident.resident_choice(problem, target, "forward")
+    if shared is not None:
+        return shared
     if norm_split.few_rows(problem, target):
         return norm_staged_choice.few_rows_forward(problem, target) or norm_split.forward_split(
             problem
@@ -131,8 +157,11 @@ def forward_geometry(problem: NormProblem, target: Target) -> Geometry | Ragged 
     )
 
 
-def backward_geometry(problem: NormProblem, target: Target) -> Geometry | Staged | Split:
-    """The shape measured for this GPU, else streamed rows, else in registers, else shared."""
+def backward_geometry(problem: NormProblem, target: Target) -> Shape:
+    """As for the forward."""
+    shared = norm_resident.resident_choice(problem, target, "backward")
+    if shared is not None:
+        return shared
     if norm_split.few_rows(problem, target):
         return norm_split.backward_split(problem)
     measured = _measured(problem, target, "backward")

@@ -89,7 +89,7 @@ def backward_choice(problem: NormProblem, target: Target) -> Staged | None:
     if not has_staged_kernels(target):
         return None
     if problem.vector < problem.word:
-        return _ragged_or_odd(problem, target, loads, 32 // problem.sums)
+        return _ragged_or_odd(problem, target, loads, 32 if problem.sums == 1 else 18)
     if problem.cols < 2048:
         return None
     few = _few_rows_backward(problem, target)
@@ -224,8 +224,8 @@ def _odd_rows(problem: NormProblem, target: Target, loads: int, elements: int) -
         threads = round_up(max(128, group), group)
         at_once = threads // group
         turns = 1 if group <= 32 else -(-rows // at_once)
-        for blocks, stages in ((4, 4), (2, 4), (1, 4)):
-            found = Staged(threads, group, stages, turns, 1, blocks, store_tiles=True)
+        for blocks in (6, 4, 2, 1) if problem.kind == "rms" else (4, 2, 1):
+            found = Staged(threads, group, 4, turns, 1, blocks, store_tiles=True)
             found = replace(found, hold_gamma=found.can_hold_gamma(problem))
             if found.fits(problem, target, loads):
                 return found

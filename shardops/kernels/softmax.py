@@ -183,8 +183,12 @@ def _run(plan: Plan, operands: list[jax.Array], like: jax.Array, params: np.void
     if plan.workspace is None:
         (out,) = launch.call(plan.launches[0], operands, [result], [params])
         return out
-    parts, finish = plan.launches
+    if len(plan.launches) == 1:
+        pairs = jax.ShapeDtypeStruct(plan.workspace, jnp.uint32)
+        out, _ = launch.call(plan.launches[0], operands, [result, pairs], [params])
+        return out
     workspace = jax.ShapeDtypeStruct(plan.workspace, jnp.float32)
+    parts, finish = plan.launches
     (found,) = launch.call(parts, operands, [workspace], [params])
     (out,) = launch.call(finish, [*operands, found], [result], [params])
     return out

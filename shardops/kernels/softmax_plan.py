@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
 from shardops.kernels.launch import MAX_GRID, Kernel, Launch
+from shardops.kernels.resident import Resident
 from shardops.kernels.softmax_geometry import backward_geometry, forward_geometry
 from shardops.kernels.softmax_problem import (
     MAX_KEYS,
@@ -11,7 +12,9 @@ from shardops.kernels.softmax_problem import (
     MaskKind,
     SoftmaxProblem,
     mask_rows,
+    rows_to_next_place,
 )
+from shardops.kernels.softmax_resident import parts_of, resident_choice
 from shardops.kernels.softmax_shape import Geometry, exchange_bytes, staged_bytes
 from shardops.kernels.target import Target
 
@@ -32,28 +35,77 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch; or two, and `workspace`: the float32 array [rows, parts, 2] between them."""
+    """One launch or two; `workspace` [rows, parts, 2] is between the two, float32, or the last
+    result of the one, uint32.
+    """
 
     launches: tuple[Launch, ...]
     workspace: tuple[int, int, int] | None = None
 
 
-def forward_plan(problem: SoftmaxProblem, target: Target, geometry: Geometry | None = None) -> Plan:
+def forward_plan(
+    problem: SoftmaxProblem, target: Target, geometry: Geometry | Resident | None = None
+) -> Plan:
     """Plans the forward; `geometry` overrides the one chosen, for tuning."""
-    geometry = geometry or forward_geometry(problem, target)
-    constants = (*_constants(problem, geometry), ("SCALE_SIGN", problem.sign))
+    geometry = geometry or chosen_forward(problem, target)
+    sign = (("SCALE_SIGN", problem.sign),)
+    if isinstance(geometry, Resident):
+        return _resident("softmax_forward", problem, target, geometry, sign, 1)
+    constants = _constants(problem, geometry.parts) + sign
     if geometry.kind == "registers":
         constants += (("HOLD", int(geometry.hold)),)
     return _plan("softmax_forward", problem, geometry, constants, 1)
 
 
 def backward_plan(
-    problem: SoftmaxProblem, target: Target, geometry: Geometry | None = None
+    problem: SoftmaxProblem, target: Target, geometry: Geometry | Resident | None = None
 ) -> Plan:
     """Plans the backward; of the problem's mask only the causal part counts."""
     problem = replace(problem, mask=0, digits=0, sign=1)
-    geometry = geometry or backward_geometry(problem, target)
-    return _plan("softmax_backward", problem, geometry, _constants(problem, geometry), 2)
+    geometry = geometry or chosen_backward(problem, target)
+    if isinstance(geometry, Resident):
+        return _resident("softmax_backward", problem, target, geometry, (), 2)
+    return _plan("softmax_backward", problem, geometry, _constants(problem, geometry.parts), 2)
+
+
+def chosen_forward(problem: SoftmaxProblem, target: Target) -> Geometry | Resident:
+    """Rows that would be read twice are shared by all blocks, if they can be."""
+    found = forward_geometry(problem, target)
+    return (found.kind == "long" and resident_choice(problem, target, 1)) or found
+
+
+def chosen_backward(problem: SoftmaxProblem, target: Target) -> Geometry | Resident:
+    """As for the forward."""
+    found = backward_geometry(problem, target)
+    return (found.kind == "long" and resident_choice(problem, target, 2)) or found
+
+
+def _resident(
+    name: str,
+    problem: SoftmaxProblem,
+    target: Target,
+    geometry: Resident,
+    own: tuple[tuple[str, int], ...],
+    operands: int,
+) -> Plan:
+    parts = parts_of(problem, target)
+    shared = parts.shared_bytes(geometry, operands)
+    constants = (
+        *_constants(problem, 1),
+        *parts.constants(geometry),
+        ("PERIOD", rows_to_next_place(problem)),
+        ("SHARED_BYTES", shared),
+        *own,
+    )
+    launch = Launch(
+        Kernel(f"{name}_resident.cuh", f"{name}_resident", constants),
+        (parts.grid, 1, 1),
+        (geometry.threads, 1, 1),
+        shared_bytes=shared,
+        zeroed=(1,),
+        resident=True,
+    )
+    return Plan((launch,), (problem.rows, parts.grid, 2))
 
 
 def _plan(
@@ -100,7 +152,7 @@ def _plan(
     return Plan(tuple(launches), workspace)
 
 
-def _constants(problem: SoftmaxProblem, geometry: Geometry) -> tuple[tuple[str, int], ...]:
+def _constants(problem: SoftmaxProblem, parts: int) -> tuple[tuple[str, int], ...]:
     return (
         ("COLS", problem.keys),
         ("X_TYPE", TYPE_CODES[problem.x]),
@@ -108,5 +160,5 @@ def _constants(problem: SoftmaxProblem, geometry: Geometry) -> tuple[tuple[str, 
         ("MASK_DIGITS", problem.digits),
         ("CAUSAL", int(problem.causal)),
         ("FIRST", int(problem.first)),
-        ("WIDE_ROWS", int(problem.rows * geometry.parts > MAX_GRID)),
+        ("WIDE_ROWS", int(problem.rows * parts > MAX_GRID)),
     )

@@ -1,5 +1,6 @@
 """What the launch plans of softmax depend on."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +53,11 @@ class SoftmaxProblem:
         """The most words that cover a row."""
         spare = 0 if self.even else self.vector - 1
         return -(-(self.keys + spare) // self.vector)
+
+
+def rows_to_next_place(problem: SoftmaxProblem) -> int:
+    """After so many rows, one starts again at the same place of a word of 16 bytes."""
+    return problem.vector // math.gcd(problem.vector, problem.keys)
 
 
 def mask_rows(shape: tuple[int, ...], mask: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

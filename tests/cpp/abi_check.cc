@@ -68,6 +68,7 @@ CHECK_VALUE(cu::FunctionAttribute::kNonPortableClusterSizeAllowed,
             CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
 CHECK_VALUE(cu::CaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
 CHECK_VALUE(cu::StreamFlags::kNonBlocking, CU_STREAM_NON_BLOCKING);
+CHECK_VALUE(cu::LaunchAttributeId::kCooperative, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
 CHECK_VALUE(cu::LaunchAttributeId::kClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 CHECK_VALUE(cu::LaunchAttributeId::kProgrammaticStreamSerialization,
             CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
@@ -83,6 +84,8 @@ CHECK_VALUE(offsetof(cu::LaunchAttribute, value.cluster.z),
             offsetof(CUlaunchAttribute, value.clusterDim.z));
 CHECK_VALUE(offsetof(cu::LaunchAttribute, value.allowed),
             offsetof(CUlaunchAttribute, value.programmaticStreamSerializationAllowed));
+CHECK_VALUE(offsetof(cu::LaunchAttribute, value.cooperative),
+            offsetof(CUlaunchAttribute, value.cooperative));
 
 static_assert(sizeof(cu::LaunchConfig) == sizeof(CUlaunchConfig));
 CHECK_VALUE(offsetof(cu::LaunchConfig, grid_x), offsetof(CUlaunchConfig, gridDimX));

@@ -29,7 +29,7 @@ constexpr cu::Result kOk = cu::Result::kSuccess;
 constexpr int kDevices = 2;
 
 std::atomic<int64_t> libraries{0}, kernels{0}, memsets{0}, launches{0};
-std::atomic<int64_t> early_launches{0};
+std::atomic<int64_t> early_launches{0}, resident_launches{0};
 thread_local std::vector<int> current;  // stack of devices
 thread_local bool capturing = false;
 std::atomic<int> captures{0};  // threads that capture, each for all threads
@@ -116,7 +116,7 @@ bool fake_cuda_any_capture() { return captures > 0; }
 bool fake_cuda_capturing() { return capturing; }
 int fake_cuda_current_device() { return current.empty() ? -1 : current.back(); }
 FakeCudaCounters fake_cuda_counters() {
-  return {libraries, kernels, memsets, launches, early_launches};
+  return {libraries, kernels, memsets, launches, early_launches, resident_launches};
 }
 
 cu::Result cuInit(unsigned flags) { return flags == 0 ? kOk : Code(kInvalidValue); }
@@ -228,6 +228,8 @@ cu::Result cuLaunchKernelEx(const cu::LaunchConfig* config, cu::Function functio
       cluster = a.value.cluster.x * a.value.cluster.y * a.value.cluster.z;
     } else if (a.id == cu::LaunchAttributeId::kProgrammaticStreamSerialization) {
       early_launches += a.value.allowed;
+    } else if (a.id == cu::LaunchAttributeId::kCooperative) {
+      resident_launches += a.value.cooperative;
     } else {
       return Code(kInvalidValue);
     }

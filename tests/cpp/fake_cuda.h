@@ -25,7 +25,7 @@ void fake_cuda_spend(double microseconds);
 int64_t fake_cuda_live();
 
 struct FakeCudaCounters {
-  int64_t libraries, kernels, memsets, launches, early_launches;
+  int64_t libraries, kernels, memsets, launches, early_launches, resident_launches;
 };
 FakeCudaCounters fake_cuda_counters();
 }

@@ -103,6 +103,17 @@ void TestEarly() {
   CHECK(ShapeOf(spec)[6] == 2 && fake_cuda_counters().early_launches == before + 1);
 }
 
+void TestResident() {
+  LaunchSpec spec = Spec("shape");
+  const int64_t before = fake_cuda_counters().resident_launches;
+  ShapeOf(spec);
+  CHECK(fake_cuda_counters().resident_launches == before, "none unless the call asks for it");
+  spec.resident = 1, spec.early = 1;
+  ShapeOf(spec);
+  CHECK(fake_cuda_counters().resident_launches == before + 1,
+        "beside a cluster and an early start");
+}
+
 // Each array at each place of a word, also while a stream is captured: the kernel gets addresses of
 // whole words, and what is around the result stays.
 void TestCopies() {
@@ -181,6 +192,7 @@ void TestErrors() {
            Case{message([](auto& s) { s.cluster = {2, 1, 1}; }), "a multiple of the cluster (2,"},
            Case{message([](auto& s) { s.shared_bytes = -1; }), "'shared_bytes' is -1; expected 0"},
            Case{message([](auto& s) { s.early = 2; }), "'early' is 2; expected 0 or 1"},
+           Case{message([](auto& s) { s.resident = 2; }), "'resident' is 2; expected 0 or 1"},
            Case{message([](auto& s) { s.align = 0; }), "'align' is 0; expected 1 or more"},
            Case{message([](auto& s) { s.sizes = {4}; }), "'scalars' is 8 bytes long; expected 4"},
            Case{message([](auto& s) { s.sizes = {8, 0}; }), "'sizes' is 0; expected 1 to"},
@@ -244,6 +256,7 @@ int main(int argc, char** argv) {
     TestParameters();
     TestShapes();
     TestEarly();
+    TestResident();
     TestCopies();
     TestCache();
     TestCapture();

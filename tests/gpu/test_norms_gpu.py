@@ -33,6 +33,7 @@ def test_norm_matches_float64(turn, cols, dtype, kind, rng):
     # Three options in eight combinations, on a period that shares no factor with types and kinds.
     add, zero_centered, shifted = (turn * 5 // 6 % 8 >> bit & 1 for bit in range(3))
     rows = ROWS[turn % len(ROWS)] if cols < 20_000 else (3, 140)[turn % 2] if cols < 2**18 else 3
+    rows = 21 if cols == 262147 else rows  # more than a block of a resident launch holds
     parameter_dtype = DTYPES[turn // 2 % 3]
     x, dy, residual, dh = (draw(rng, (rows, cols), dtype) for _ in range(4))
     gamma, beta = (draw(rng, cols, parameter_dtype) for _ in range(2))

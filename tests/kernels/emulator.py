@@ -52,7 +52,7 @@ def run(
     broken = library.emulate(
         grid,
         block,
-        ctypes.c_uint(launch.cluster[0]),
+        ctypes.c_uint(launch.grid[0] if launch.resident else launch.cluster[0]),
         ctypes.c_long(launch.shared_bytes),
         (ctypes.c_void_p * len(addresses))(*addresses),
     )

@@ -36,6 +36,8 @@ def forward(
         emulator.run(plan.sums.launch, built, first, [*hidden, moments], scalars[:1])
         operands = [results.get("h", arrays.x), arrays.gamma, arrays.beta, moments]
         wanted = [value for name, value in results.items() if name != "h"]
+    if plan.pairs is not None:
+        wanted.append(np.zeros(plan.pairs, np.uint32))
     emulator.run(
         plan.main,
         built,
@@ -50,15 +52,19 @@ def backward(problem, arrays: Arrays, saved, built, geometry=None, offset=0):
     plan = backward_plan(problem, TARGET, geometry)
     h = saved.get("h", arrays.x)
     dx = blank(h.shape, problem.x, offset)
-    partials = blank(plan.workspace, "float32")
     operands = [arrays.dy, h, arrays.gamma, saved.get("mean"), saved["rstd"]]
     operands = [operand for operand in operands if operand is not None]
     last = [arrays.dh] if problem.add else []
     if plan.sums is not None:
         last.append(blank(plan.sums.workspace, "float32"))
         emulator.run(plan.sums.launch, built, operands, last[-1:], [np.int64(len(h))])
-    emulator.run(plan.main, built, operands + last, [dx, partials], [np.int64(len(h))])
     sums = [blank(arrays.gamma.shape, "float32") for _ in range(problem.sums)]
+    if plan.finish is None:
+        pairs = np.zeros(plan.workspace, np.uint32)
+        emulator.run(plan.main, built, operands + last, [dx, *sums, pairs], [np.int64(len(h))])
+        return dx, *sums
+    partials = blank(plan.workspace, "float32")
+    emulator.run(plan.main, built, operands + last, [dx, partials], [np.int64(len(h))])
     emulator.run(plan.finish, built, [partials], sums, [np.int32(plan.workspace[1])])
     return dx, *sums
 

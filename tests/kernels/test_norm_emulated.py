@@ -11,6 +11,7 @@ from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
+from shardops.kernels.resident import Resident
 from tests.kernels import emulator
 from tests.kernels.norm_emulation import (
     EPSILON,
@@ -33,6 +34,7 @@ RAGGED = Staged(64, 32, stages=4, ragged=True)
 WIDE_RAGGED = Staged(64, 64, stages=4, ragged=True)
 IN_REGISTERS = Ragged(96, 1, turns=2, min_blocks=1)
 CLUSTER_RAGGED = Staged(64, 64, stages=4, cluster=2, ragged=True)
+RESIDENT = Resident(64, 1, 4, 2, 2)
 KINDS_AND_GEOMETRIES = list(itertools.product(["layer", "rms"], [None, SPLIT, WIDE, CLUSTER]))
 
 
@@ -127,6 +129,18 @@ CASES = {
     "ragged, cluster of 3": (
         NormProblem(9, 1030, "layer", "float32", "bfloat16", "bfloat16"), 0,
         Staged(64, 64, stages=4, cluster=3, ragged=True)),
+    "resident": (NormProblem(9, 2056, "layer", "bfloat16", "bfloat16", "float32"), 0, RESIDENT),
+    "resident, fewer rows than the lag": (
+        NormProblem(1, 1304, "rms", "float32", "float32", None, False, True), 0, RESIDENT),
+    "resident, add": (
+        NormProblem(7, 1304, "rms", "float16", "float32", None, True), 0, Resident(64, 2, 6, 2, 1)),
+    "resident, misaligned": (
+        NormProblem(5, 1304, "layer", "bfloat16", "bfloat16", "bfloat16", True), 1, RESIDENT),
+    "resident, ragged": (
+        NormProblem(37, 1001, "layer", "bfloat16", "bfloat16", "float16", True, True), 3, RESIDENT),
+    "resident, ragged, few rows": (NormProblem(3, 2057, "rms", "float16", "float16"), 0, RESIDENT),
+    "resident, ragged, pointers apart": (
+        NormProblem(19, 1003, "layer", "float32", "bfloat16", "float32", True), (1, 2), RESIDENT),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_quantized_plan import QuantizedNorm, quantized_forward_plan
 from shardops.kernels.quantize_plan import QuantizeProblem
 from shardops.kernels.target import Target, target_for
+from tests.kernels.resident_launches import check_resident
 
 TARGETS = [target_for("sm_80", 108), target_for("sm_89", 128), target_for("sm_90", 132)]
 TARGETS += [target_for("sm_100", 148), target_for("sm_unknown", 1)]
@@ -142,6 +143,14 @@ def check_ragged(launch: Launch, problem: NormProblem, target: Target) -> None:
 
 
 def check_rows(launch: Launch, problem: NormProblem, target: Target) -> None:
+    if launch.resident:
+        check_launch(launch, target)
+        backward = launch.kernel.name == "norm_backward_resident"
+        itemsize = 4 if problem.x == "float32" else 2
+        operands = 1 + problem.add + backward
+        own = 4 if problem.gamma == "float32" else 2
+        check_resident(launch, target, problem.cols, itemsize, operands, own)
+        return
     if launch.kernel.name.endswith("_ragged"):
         check_ragged(launch, problem, target)
         return
@@ -176,7 +185,10 @@ def test_forward_plan_keeps_limits(problem, target):
     launch = plan.main
     check_rows(launch, problem, target)
     constants = dict(launch.kernel.constants)
-    if "TILE_ROWS" in constants:
+    if launch.resident:
+        assert plan.pairs == (problem.rows, launch.grid[0], 2)
+        assert launch.zeroed == (2 + problem.add + (problem.kind == "layer"),)
+    elif "TILE_ROWS" in constants:
         tiles = -(-problem.rows // constants["TILE_ROWS"])
         resident = target.resident_clusters(constants["CLUSTER"], constants["MIN_BLOCKS"])
         owners = launch.grid[0] // constants["CLUSTER"]
@@ -204,6 +216,10 @@ def test_forward_plan_keeps_limits(problem, target):
 def test_backward_plan_keeps_limits(problem, target):
     plan = backward_plan(problem, target)
     check_rows(plan.main, problem, target)
+    if plan.finish is None:
+        assert plan.workspace == (problem.rows, plan.main.grid[0], 2)
+        assert plan.main.zeroed == (1 + problem.sums,)
+        return
     sums, blocks, cols = plan.workspace
     assert (sums, cols) == (1 + (problem.beta is not None), problem.cols)
     constants = dict(plan.main.kernel.constants)
@@ -265,7 +281,7 @@ def test_many_short_rows_that_are_quantised_keep_the_grid(scales):
         check_launch(plan.main, target)
 
 
-@pytest.mark.parametrize("cols", [7, 1000, 4096, 5120, 262144])
+@pytest.mark.parametrize("cols", [7, 1000, 4096, 5120, 65536])
 def test_vector_is_widest_that_divides(cols):
     problem = NormProblem(1, cols, "rms", "bfloat16", "bfloat16")
     assert problem.vector == max(n for n in (1, 2, 4, 8) if cols % n == 0)
@@ -285,8 +301,23 @@ def test_long_rows_of_odd_length_move_as_words(cols, kind):
 def test_a_few_rows_too_long_for_a_cluster_fill_the_gpu(target):
     problem = NormProblem(8, 2**20, "layer", "bfloat16", "bfloat16", "bfloat16")
     for plan in (forward_plan(problem, target), backward_plan(problem, target)):
-        for launch in (plan.main, plan.sums.launch):
+        for launch in (plan.main, *([] if plan.sums is None else [plan.sums.launch])):
             assert launch.grid[0] >= target.sm_count
+            assert launch.resident == (plan.sums is None)
+
+
+@pytest.mark.parametrize("cols", [2**18, 2**20, 2**20 + 1])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_very_long_rows_are_read_once(cols, kind):
+    for rows in (8, 64):
+        problem = NormProblem(rows, cols, kind, "bfloat16", "bfloat16", None)
+        forward, backward = forward_plan(problem, TARGETS[2]), backward_plan(problem, TARGETS[2])
+        # Clusters take few rows of an RMSNorm, which have nothing to be set to zero before.
+        assert forward.main.resident == (rows == 64 or kind == "layer" or cols > 2**18)
+        assert backward.main.resident
+        for plan in (forward, backward):
+            assert plan.sums is None
+            check_rows(plan.main, problem, TARGETS[2])
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from shardops.kernels.resident import Resident
 from shardops.kernels.softmax import MAX_SCALE
 from shardops.kernels.softmax_plan import Geometry
 from shardops.kernels.target import target_for
@@ -35,6 +36,7 @@ EIGHT_WORDS = Geometry("registers", 32, 1, hold=False)
 TILE_OF_4 = Geometry("tile", 32, 32, group=4)
 STAGED = Geometry("staged", 32, batch=2)
 STAGED_CLUSTER = Geometry("staged", 64, parts=2, batch=1)
+RESIDENT = Resident(64, 1, 4, 2, 2)
 STAGES = Geometry("long", 32, parts=3, stages=2)
 
 CASES = {
@@ -80,6 +82,9 @@ CASES = {
         Case((2, 5, 1000), "float32", (2, 1, 1000), 300, offset=1), STAGED_CLUSTER),
     "long, two stages, misaligned": (
         Case((2, 2, 803), "float16", (1, 2, 803), 400, 1, offset=1), STAGES),
+    "resident": (Case((9, 2056), "bfloat16"), RESIDENT),
+    "resident, odd": (Case((19, 1003), "float16", scale=-0.5, offset=3), RESIDENT),
+    "resident, misaligned": (Case((2, 1304), "float32", scale=0.0, offset=1), RESIDENT),
 }  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def test_kernels_are_chosen_by_length_and_gpu():
     assert names(4096, GPU) == ["softmax_forward"]
     assert names(2**15, GPU) == ["softmax_forward"]
     assert names(2**18, GPU) == ["softmax_forward_staged"]
+    assert names(2**20, GPU) == ["softmax_forward_resident"]
     assert names(2**22, GPU) == ["softmax_forward_long"]
     assert names(2**18, OLD) == ["softmax_forward_long"] * 2
 

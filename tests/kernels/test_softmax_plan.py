@@ -18,6 +18,7 @@ from shardops.kernels.softmax_plan import (
     mask_rows,
 )
 from shardops.kernels.target import Target, target_for
+from tests.kernels.resident_launches import check_resident
 
 TARGETS = [target_for("sm_80", 108), target_for("sm_89", 128), target_for("sm_90", 132)]
 TARGETS += [target_for("sm_120", 170), target_for("sm_unknown", 1)]
@@ -46,6 +47,16 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
     clusters = target.arch in ("sm_90", "sm_120")
     for launch in plan.launches:
         constants = dict(launch.kernel.constants)
+        assert constants["WIDE_ROWS"] == (problem.rows * constants.get("PARTS", 1) >= 2**31)
+        assert ("SCALE_SIGN" in constants) == (operands == 1)
+        if launch.resident:
+            assert not problem.causal
+            assert operands == 2 or problem.mask == 0
+            assert plan.workspace == (problem.rows, launch.grid[0], 2)
+            assert launch.zeroed == (1,)
+            itemsize = 16 // problem.vector
+            check_resident(launch, target, problem.keys, itemsize, operands)
+            return
         threads = math.prod(launch.block)
         assert 32 <= threads <= 1024
         assert threads % 32 == 0
@@ -59,8 +70,6 @@ def check(plan: Plan, problem: SoftmaxProblem, target: Target, operands: int) ->
         blocks = constants["MIN_BLOCKS"]
         assert 1 <= blocks <= 32
         assert threads * blocks <= target.threads_per_sm
-        assert constants["WIDE_ROWS"] == (problem.rows * constants.get("PARTS", 1) >= 2**31)
-        assert ("SCALE_SIGN" in constants) == (operands == 1)
         if launch.kernel.name.endswith("_tile"):
             check_tile(launch, constants, problem, operands)
         else:
@@ -162,6 +171,15 @@ def test_few_long_rows_are_cut_over_clusters():
     plan = forward_plan(problem, TARGETS[0])
     assert len(plan.launches) == 2
     assert plan.launches[0].grid[0] >= TARGETS[0].sm_count
+
+
+def test_longer_rows_are_shared_by_all_blocks():
+    """Unless keys are hidden: then clusters read them twice."""
+    for keys in (2**20, 2**20 + 1):
+        plain, masked = (SoftmaxProblem(64, keys, "bfloat16", mask) for mask in (0, 1))
+        assert forward_plan(plain, TARGETS[2]).launches[0].resident
+        assert backward_plan(plain, TARGETS[2]).launches[0].resident
+        assert not forward_plan(masked, TARGETS[2]).launches[0].resident
 
 
 def test_mask_of_scattered_dims_uses_the_words_of_backward_alone():
