@@ -181,7 +181,7 @@ def product_cases() -> Iterator[tuple[str, FlatProblem]]:
     """Which kernel, and what it multiplies: dims turned likewise, tiles that end early. Flat ones
     have so many that a block's places for rhs are used again."""
     flat = (1032, 1160, 8), (520, 2056, 16), (1544, 520, 32), (776, 776, 40), (520, 904, 64)
-    small = (72, 40, 264), (136, 8, 512)
+    small = (72, 40, 200), (136, 8, 256)
     turned = itertools.cycle(itertools.product((False, True), repeat=2))
     dtypes = itertools.cycle(("bfloat16", "bfloat16", "float16"))
     for kernel, sizes, turns in (("flat", flat, 3), ("small", small, 4)):

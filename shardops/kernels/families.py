@@ -222,11 +222,12 @@ def _gemm(request: Request, rows: int, target: Target) -> list[Launch]:
     cuBLASLt makes them."""
     if request.dtype == "float32" or request.length % PIECE:
         return []
-    turned = [request.option(f"{side}_turned") == "yes" for side in ("lhs", "rhs")]
-    plans = [
-        own_plan(FlatProblem(n, n, request.length, request.dtype, *turned, n, n), target)
+    lhs_turned, rhs_turned = (request.option(f"{side}_turned") == "yes" for side in ("lhs", "rhs"))
+    problems = (
+        FlatProblem(n, n, request.length, request.dtype, lhs_turned, rhs_turned, n, n)
         for n in (_LARGE, _SMALL)
-    ]
+    )
+    plans = [own_plan(problem, target) for problem in problems]
     return [plan for plan in plans if plan is not None]
 
 

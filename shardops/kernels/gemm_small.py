@@ -5,11 +5,11 @@ from shardops.kernels.gemm_flat import FlatProblem
 from shardops.kernels.launch import Kernel, Launch
 from shardops.kernels.target import Target
 
-# Elements of the contraction, all of which are in shared memory at once, and of the result, up to
-# which the kernel takes no longer than cuBLASLt's on an H200 (docs/measured.md). Calling it takes
-# less of the host's time at any size.
+# Elements of the contraction, all of which are in shared memory at once, and tiles of the result,
+# up to which the kernel takes no longer than cuBLASLt's on an H200 (docs/measured.md). Calling it
+# takes less of the host's time at any size.
 LONGEST = 256
-_MOST_RESULT = 1 << 16
+_MOST_TILES = 64
 
 _ARCH = "sm_90"
 # The constants of csrc/kernels/gemm_small.cuh.
@@ -21,7 +21,8 @@ _PAD = 16  # bytes after a line in shared memory
 
 def gains(problem: FlatProblem, target: Target) -> bool:
     """Whether the kernel takes less time than cuBLASLt, the call included."""
-    small = problem.m * problem.n <= _MOST_RESULT and problem.k <= LONGEST
+    across, down = _tiles(problem)
+    small = across * down <= _MOST_TILES and problem.k <= LONGEST
     return small and target.arch == _ARCH
 
 
@@ -39,9 +40,14 @@ def small_plan(problem: FlatProblem) -> Launch:
     )
     return Launch(
         Kernel("gemm_small.cuh", "gemm_small", constants),
-        (-(-p.n // _TILE), -(-p.m // _TILE), 1),
+        (*_tiles(p), 1),
         (128, 1, 1),
         shared_bytes=shared,
         early=True,
         align=16,
     )
+
+
+def _tiles(problem: FlatProblem) -> tuple[int, int]:
+    """Across the result, and down it."""
+    return -(-problem.n // _TILE), -(-problem.m // _TILE)
