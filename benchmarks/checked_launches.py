@@ -1,6 +1,6 @@
 """Launches every kind of kernel on small arrays, for compute-sanitizer: scripts/sanitize.sh.
 
-    python benchmarks/checked_launches.py build|kernels [--every-lane] [--share 1/4]
+    python benchmarks/checked_launches.py build|kernels [--for-racecheck] [--share 1/4]
         [--only norm|softmax|quantize|scales|products]
     python benchmarks/checked_launches.py overrun|race|gemm
 
@@ -8,10 +8,11 @@ kernels: norms, softmax, quantisation and scales as JAX would launch them, but w
 slow under the sanitizer and packs its buffers into one allocation: here each array is one of its
 own, so an access past its end is seen. Plans are those of a GPU of few multiprocessors, whose
 blocks meet many tiles. Arrays hold NaN at first, and none may be left. --share: the cases are dealt
-out, and these are the first of four shares. --every-lane: for racecheck, kernels are built so that
-each lane arrives at the mbarriers that a warp arrives at (arrivals.cuh). build: compiles those
-kernels and launches none. overrun, race: an array is too short, or a barrier is left out, which the
-sanitizer has to find. gemm: small products through XLA, whose allocations are apart too.
+out, and these are the first of four shares. --for-racecheck: kernels are built so that each lane
+arrives at the mbarriers that a warp arrives at (arrivals.cuh), and looks at them seldom while it
+waits. build: compiles those kernels and launches none. overrun, race: an array is too short, or a
+barrier is left out, which the sanitizer has to find. gemm: small products through XLA, whose
+allocations are apart too.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from shardops.kernels.launch import Kernel
 from shardops.kernels.target import Target, target_for, use_target
 
 SM_COUNT = 4
-_EVERY_LANE = "EVERY_LANE_ARRIVES"
+_RACECHECK = "FOR_RACECHECK"
 Share = tuple[int, int]  # which, of how many
 WORD = 16  # bytes: kernels read the words that an array's first and last element lie in
 
@@ -79,7 +80,7 @@ class Launches:
         self.device, self.target = device, target
         self.arrays: list[DeviceArray] = []
         self.count = self.offset = 0
-        self.every_lane = False
+        self.for_racecheck = False
         self.short = False  # the last array has one element
         self.left_out = ""  # of the sources
 
@@ -102,7 +103,7 @@ class Launches:
         arrays = [*operands, *outputs]
         if self.short:
             arrays[-1] = self.array(np.zeros(1, np.float32))
-        kernel = built(what.kernel, self.every_lane)
+        kernel = built(what.kernel, self.for_racecheck)
         Call(self.device, what, self._code(kernel), arrays, scalars)()
         self.device.call("cuCtxSynchronize")
         self.count += 1
@@ -143,22 +144,22 @@ class Planned:
         pass
 
 
-def built(kernel: Kernel, every_lane: bool) -> Kernel:
-    if not every_lane or _EVERY_LANE not in compile.source_text(kernel.file, kernel.constants):
+def built(kernel: Kernel, for_racecheck: bool) -> Kernel:
+    if not for_racecheck or _RACECHECK not in compile.source_text(kernel.file, kernel.constants):
         return kernel
-    return dataclasses.replace(kernel, constants=(*kernel.constants, (_EVERY_LANE, 1)))
+    return dataclasses.replace(kernel, constants=(*kernel.constants, (_RACECHECK, 1)))
 
 
-def build(only: str | None, share: Share, every_lane: bool) -> None:
+def build(only: str | None, share: Share, for_racecheck: bool) -> None:
     """Into the cache on disk."""
     target, planned = target_for("sm_90", SM_COUNT), Planned()
     run_all(planned, target, only, share)
-    compile_all((built(kernel, every_lane) for kernel in planned.kernels), target.arch)
+    compile_all((built(kernel, for_racecheck) for kernel in planned.kernels), target.arch)
 
 
-def kernels(only: str | None, share: Share, every_lane: bool) -> None:
+def kernels(only: str | None, share: Share, for_racecheck: bool) -> None:
     launches = Launches(Device(), target_for("sm_90", SM_COUNT))
-    launches.every_lane = every_lane
+    launches.for_racecheck = for_racecheck
     run_all(launches, launches.target, only, share)
     print(f"checked_launches: {launches.count} launches, every result written")
 
@@ -226,13 +227,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("what", choices=("build", "kernels", *alone))
     parser.add_argument("--only", choices=tuple(CASES))
     parser.add_argument("--share", type=share_of, default=(1, 1))
-    parser.add_argument("--every-lane", action="store_true")
+    parser.add_argument("--for-racecheck", action="store_true")
     options = parser.parse_args(arguments)
     if options.what in alone:
         alone[options.what]()
     else:
         run = build if options.what == "build" else kernels
-        run(options.only, options.share, options.every_lane)
+        run(options.only, options.share, options.for_racecheck)
     return 0
 
 

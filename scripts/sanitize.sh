@@ -66,11 +66,11 @@ check() {
 
 only=(${ONLY:+--only "$ONLY"})
 # Racecheck follows mbarriers from the threads that arrive, not from those a warp's one lane speaks for.
-for build in "" --every-lane; do
+for build in "" --for-racecheck; do
   "$python" benchmarks/checked_launches.py build $build "${only[@]}"
 done
 check memcheck "$jobs" kernels "${only[@]}"
-check racecheck "$jobs" kernels --every-lane "${only[@]}"
+check racecheck "$jobs" kernels --for-racecheck "${only[@]}"
 if "$python" -c 'import shardops._core' 2>/dev/null; then
   check memcheck 1 gemm
 else

@@ -6,7 +6,7 @@
 #pragma once
 #include "async.cuh"
 
-#ifdef EVERY_LANE_ARRIVES
+#ifdef FOR_RACECHECK
 constexpr int kWarpArrivals = 32;
 #else
 constexpr int kWarpArrivals = 1;
