@@ -201,6 +201,8 @@ def _ragged_backward(problem: NormProblem, target: Target, loads: int) -> Staged
     on, a multiple of eight blocks could run. Several blocks of short rows, one of long ones.
     """
     words = problem.cols // problem.word
+    if words == 0:
+        return None
     for cluster, each in itertools.product((1, 2, 4, 8, 16), (2, 3, 4, 5)):
         group = round_up(-(-words // (cluster * each)), 32)
         if group > 512 or (each == 2 and problem.sums == 2 and words > 128):
