@@ -29,10 +29,12 @@ class Ragged:
         return self.threads_per_row * self.rows_per_block
 
     def grid(self, problem: NormProblem, target: Target) -> int:
+        """Blocks, in whole waves as far as rows allow, each of so many turns or a few less."""
         period = rows_to_next_place(problem)
         at_once = -(-problem.rows // (period * self.rows_per_block))  # blocks of a place, one turn
-        resident = target.sm_count * self.min_blocks
-        turns = min(self.turns, -(-at_once * period // resident))
+        resident = max(1, target.sm_count * self.min_blocks // period)
+        waves = -(-at_once // (resident * self.turns))
+        turns = -(-at_once // (resident * waves))
         return min(-(-at_once // turns), MAX_GRID // period) * period
 
     def fits(self, problem: NormProblem, target: Target) -> bool:
@@ -49,44 +51,51 @@ class Ragged:
 # Threads a multiprocessor whose registers do, by words a thread; fewer where a residual or another
 # compiler's back end takes a few.
 _RESIDENT = {
-    "rms": (1536, 1536, 1024, 1024, 768, 768, 640, 512),
-    "layer": (1024, 1024, 896, 896, 640, 640, 512, 512),
+    "rms": (1536, 1536, 1024, 1024, 768, 768, 640, 640),
+    "layer": (1024, 1024, 896, 896, 768, 640, 512, 512, 512, 512, 512, 512),
 }
-_SHORTEST = 256  # columns
+_SHORTEST = 256  # columns; where words of 8 bytes cut rows evenly, 448
+_ALL = 1 << 20  # turns: blocks that are all resident at once share the rows
 
 
 def forward_choice(problem: NormProblem, target: Target) -> Ragged | None:
     """For rows that no word of 16 bytes cuts evenly, found by benchmarks/tune.py on one H200.
 
-    Four words a thread, or six and more of rows whose gamma takes long to bring; LayerNorm, whose
-    warps would wait for each other, eight. Its long rows stream.
+    LayerNorm's long rows stream.
     """
     words = problem.cols // problem.word
     layer = problem.kind == "layer"
-    if problem.vector == problem.word or problem.cols < _SHORTEST:
+    shortest = 448 if 2 * problem.vector == problem.word else _SHORTEST
+    if problem.vector == problem.word or problem.cols < shortest:
         return None
     if words > (1024 if layer else 3072):
         return None
-    threads, turns = _threads(words, layer), 1
-    if layer and words > 128:
-        turns = 2 if words <= 512 else 8
-    elif words > 1024:
-        turns = 4
+    plain = not problem.add and target.arch == "sm_90"
+    threads, rows, turns = _layer_shape(words, plain) if layer else _rms_shape(words)
     resident = _RESIDENT[problem.kind][-(-words // threads) - 1]
     resident -= 256 * problem.add + 128 * (target.arch != "sm_90")
-    rows = max(1, -(-128 // threads))
+    resident -= 128 * (layer and TYPE_BYTES[problem.gamma] > TYPE_BYTES[problem.x])
     found = Ragged(threads, rows, turns, resident // (threads * rows))
     return found if found.fits(problem, target) else None
 
 
-def _threads(words: int, layer: bool) -> int:
-    """A power of two for LayerNorm; else whole warps, or a half of one."""
-    if words <= 64:
-        return 16
-    each = 8 if layer or words > 1024 else 4
-    if layer:
-        return max(32, 1 << (-(-words // each) - 1).bit_length())
-    return round_up(-(-words // each), 32)
+def _layer_shape(words: int, plain: bool) -> tuple[int, int, int]:
+    """Threads, rows and turns: a warp a row as long as its registers do, as warps would wait."""
+    if words <= 128:
+        return (16, 8, 1) if words <= 64 else (32, 4, 1)
+    if words <= 256:
+        return 32, 8, 2
+    if words <= 384 and plain:
+        return 32, 8, 1
+    return (64, 2, 2) if words <= 512 else (128, 2, _ALL)
+
+
+def _rms_shape(words: int) -> tuple[int, int, int]:
+    """Threads, rows and turns: four words a thread; six and more of rows whose gamma takes long."""
+    if words <= 1024:
+        threads = 16 if words <= 64 else round_up(-(-words // 4), 32)
+        return threads, max(1, -(-128 // threads)), 2 if words > 768 else 1
+    return (256 if words <= 1536 else round_up(-(-words // 8), 32)), 1, 8
 
 
 def shared_bytes(problem: NormProblem) -> int:

@@ -90,7 +90,8 @@ class Staged:
     def can_hold_gamma(self, problem: NormProblem) -> bool:
         """Forward: whether gamma and beta fit in registers beside what the passes need."""
         held = 96 + self.per_thread(problem) * problem.sums * TYPE_BYTES[problem.gamma] // 4
-        held += 8 * self.ragged
+        # Some of its rows have a word less.
+        held += 8 * (self.ragged and (problem.cols + 1) % problem.word != 0)
         return held <= register_limit(self.threads * self.min_blocks)
 
     def shared_bytes(self, problem: NormProblem, loads: int) -> int:

@@ -4,7 +4,7 @@ Rules by row length, found by benchmarks/tune.py on one H200.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardops.kernels.element_types import TYPE_BYTES
@@ -167,12 +167,16 @@ def _cluster_of_small_chunks(problem: NormProblem) -> int:
 def _ragged_or_odd(
     problem: NormProblem, target: Target, loads: int, elements: int
 ) -> Staged | None:
-    """Long rows of which words of 4 bytes at most are cut evenly are ragged."""
+    """Long rows are ragged; where words of 8 bytes cut them evenly, from where tiles are slower."""
     backward = loads - problem.add == 2
+    two_sums = backward and problem.sums == 2
+    if problem.registers(problem.x) == 1:
+        shortest = 256 if two_sums else 512
+    else:
+        shortest = 768 if two_sums else 1536
     ragged = (_ragged_backward if backward else _ragged_forward)(problem, target, loads)
-    if problem.cols >= _RAGGED_FROM and problem.registers(problem.x) == 1:
-        return ragged or _odd_rows(problem, target, loads, elements)
-    return _odd_rows(problem, target, loads, elements) or ragged
+    odd = _odd_rows(problem, target, loads, elements)
+    return ragged or odd if problem.cols >= shortest else odd or ragged
 
 
 def _ragged_forward(problem: NormProblem, target: Target, loads: int) -> Staged | None:
@@ -197,24 +201,42 @@ def _ragged_forward(problem: NormProblem, target: Target, loads: int) -> Staged 
 
 
 def _ragged_backward(problem: NormProblem, target: Target, loads: int) -> Staged | None:
-    """Two to five words a thread, and two rows a tile: of three, whose next place is eight tiles
-    on, a multiple of eight blocks could run. Several blocks of short rows, one of long ones.
+    """Few words a thread of short rows, and two rows a tile: of three, whose next place is eight
+    tiles on, a multiple of eight blocks could run. Long rows lie in clusters.
     """
     words = problem.cols // problem.word
     if words == 0:
         return None
-    for cluster, each in itertools.product((1, 2, 4, 8, 16), (2, 3, 4, 5)):
-        group = round_up(-(-words // (cluster * each)), 32)
-        if group > 512 or (each == 2 and problem.sums == 2 and words > 128):
-            continue
-        rows = 1 if group > 256 or cluster > 1 else 2 if group > 64 else 3
-        for blocks, stages in itertools.product((2, 1), (6, 5, 4, 3)):
+    for group, rows, cluster, blocks in _ragged_shapes(words, problem.sums):
+        for stages in (6, 5, 4, 3):
             found = Staged(rows * group, group, stages, 1, cluster, blocks, ragged=True)
-            resident = found.threads * blocks
-            held = found.backward_registers(problem) <= register_limit(resident)
-            if 192 <= resident <= 512 and held and found.fits(problem, target, loads):
+            held = found.backward_registers(problem) <= register_limit(found.threads * blocks)
+            if held and found.fits(problem, target, loads):
                 return found
     return None
+
+
+def _ragged_shapes(words: int, sums: int) -> Iterator[tuple[int, int, int, int]]:
+    """Threads a row, rows a tile, blocks a cluster and a multiprocessor; best first."""
+    if words <= 64:
+        yield 32, 2, 1, 4
+    if words <= 128:
+        yield 64, 3, 1, 2
+    if words <= 512:
+        group = round_up(-(-words // (2 if sums == 1 else 3)), 32)
+        yield from ((group, 2, 1, 2), (group, 2, 1, 1))
+    if words <= 768:
+        yield 128, 2, 1, 1
+    if words <= 1024:
+        yield (256 if sums == 1 else 320), 1, 1, 1
+    if words <= 2560:
+        yield 256, 1, 2, 1
+    if words <= 4096:
+        yield 128, 1, 8, 2
+    for cluster, each in itertools.product((1, 2, 4, 8, 16), (2, 3, 4, 5)):
+        group = round_up(-(-words // (cluster * each)), 32)
+        if group <= 512:
+            yield group, 1, cluster, 1
 
 
 def _odd_rows(problem: NormProblem, target: Target, loads: int, elements: int) -> Staged | None:
