@@ -67,15 +67,21 @@ __device__ __forceinline__ void sum_rows(const KeptRows& kept, int turn, int fir
   const Place place(turn);
   using Rows = Halving<kLanesAcross, 1>;
   Sums* of_rows = &shared.of_parts[place.part_across][place.row];
+  float values[kEdge][kEdge];
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) {
+    const Vector<X, kEdge> row = kept.at(turn, i).get();
+#pragma unroll
+    for (int j = 0; j < kEdge; ++j) values[i][j] = row.at(j);
+  }
   float centres[kEdge] = {};
 #if LAYER
   float sums[kEdge];
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
-    const Vector<X, kEdge> values = kept.at(turn, i).get();
-    sums[i] = values.at(0);
+    sums[i] = values[i][0];
 #pragma unroll
-    for (int j = 1; j < kEdge; ++j) sums[i] += values.at(j);
+    for (int j = 1; j < kEdge; ++j) sums[i] += values[i][j];
   }
   Rows::reduce(sums, Sum{});
   of_rows[Rows::kept()].sum = sums[0];
@@ -88,12 +94,11 @@ __device__ __forceinline__ void sum_rows(const KeptRows& kept, int turn, int fir
   float squares[kEdge];
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
-    const Vector<X, kEdge> values = kept.at(turn, i).get();
     squares[i] = 0.0f;
 #pragma unroll
     for (int j = 0; j < kEdge; ++j) {
       if (!kEven && j >= count) continue;
-      const float centred = LAYER ? values.at(j) - centres[i] : values.at(j);
+      const float centred = LAYER ? values[i][j] - centres[i] : values[i][j];
       squares[i] += centred * centred;
     }
     if (LAYER && kEven && count <= 0) squares[i] = 0.0f;
