@@ -74,7 +74,8 @@ def forward_choice(problem: NormProblem, target: Target) -> Ragged | None:
     threads, rows, turns = _layer_shape(words, plain) if layer else _rms_shape(words)
     resident = _RESIDENT[problem.kind][-(-words // threads) - 1]
     resident -= 256 * problem.add + 128 * (target.arch != "sm_90")
-    resident -= 128 * (layer and TYPE_BYTES[problem.gamma] > TYPE_BYTES[problem.x])
+    wide = TYPE_BYTES[problem.gamma] > TYPE_BYTES[problem.x] or problem.x == "float16"
+    resident -= 128 * (layer and wide)
     found = Ragged(threads, rows, turns, resident // (threads * rows))
     return found if found.fits(problem, target) else None
 
