@@ -9,7 +9,7 @@ import numpy as np
 
 from raw_launch import Call, Device, numbers
 from shardops.kernels.launch import Launch
-from shardops.kernels.norm_plan import BackwardPlan, Shape, backward_plan, forward_plan
+from shardops.kernels.norm_plan import BackwardPlan, ForwardShape, backward_plan, forward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_split import Split
 from shardops.kernels.target import Target
@@ -19,7 +19,9 @@ MAX_PARTIALS = 16  # rows of partials a multiprocessor
 LEAST_PART = 512  # columns of a row that many blocks share
 
 
-def plans_of(problem: NormProblem, backward: bool, geometry: Shape | None, target: Target) -> Plans:
+def plans_of(
+    problem: NormProblem, backward: bool, geometry: ForwardShape | None, target: Target
+) -> Plans:
     """The launches, in order; None is the plan's own choice of a shape."""
     plan = (backward_plan if backward else forward_plan)(problem, target, geometry)
     first = () if plan.sums is None else (plan.sums.launch,)

@@ -22,7 +22,7 @@ from candidates import norm_candidates
 from compiling import compile_all
 from shardops.kernels import tuned
 from shardops.kernels.element_types import TYPE_BYTES
-from shardops.kernels.norm_plan import Shape
+from shardops.kernels.norm_plan import ForwardShape
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.target import Target, target_for
 
@@ -46,7 +46,7 @@ CLOSE = {2: 2e-2, 4: 1e-4}  # two orders of summation apart, by bytes of x
 class Job:
     problem: NormProblem
     backward: bool
-    geometry: Shape | None
+    geometry: ForwardShape | None
     target: Target
 
     @property

@@ -25,7 +25,8 @@ from shardops.kernels.norm_staged import Staged, staged_backward, staged_forward
 from shardops.kernels.resident import Resident
 from shardops.kernels.target import Target
 
-Shape = Geometry | Ragged | Staged | Split | Resident
+Shape = Geometry | Staged | Split | Resident
+ForwardShape = Shape | Ragged
 
 _PARTIALS_AT_ONCE = 136
 
@@ -60,7 +61,7 @@ class BackwardPlan:
 
 
 def forward_plan(
-    problem: NormProblem, target: Target, geometry: Shape | None = None
+    problem: NormProblem, target: Target, geometry: ForwardShape | None = None
 ) -> ForwardPlan:
     """Plans the forward launches; `geometry` overrides the one chosen, for tuning."""
     geometry = geometry or forward_geometry(problem, target)
@@ -136,7 +137,7 @@ def backward_plan(
     return BackwardPlan(main, finish, (problem.sums, grid, problem.cols))
 
 
-def forward_geometry(problem: NormProblem, target: Target) -> Shape:
+def forward_geometry(problem: NormProblem, target: Target) -> ForwardShape:
     """Very long rows are shared by all blocks. Others take the shape measured for this GPU, else
     stream, else are held in registers, else take two launches.
     """
