@@ -1,7 +1,7 @@
 """Launches every kind of kernel on small arrays, for compute-sanitizer: scripts/sanitize.sh.
 
     python benchmarks/checked_launches.py build|kernels [--for-racecheck] [--share 1/4]
-        [--only norm|softmax|quantize|scales|products]
+        [--only norm|softmax|shared|quantize|scales|products]
     python benchmarks/checked_launches.py overrun|race|gemm
 
 kernels: norms, softmax, quantisation and scales as JAX would launch them, but without XLA, which is
