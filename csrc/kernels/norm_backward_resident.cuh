@@ -29,25 +29,32 @@ struct Sums {
 };
 
 // gamma of a worker's columns, which are others at each place of a word: that of the rows that
-// come. Of rows that are written later it is read again where they are of the place before.
+// come. Rows that are written may be of the place before, whose gamma is kept too where registers
+// have one sum a column, and else read again.
 struct OwnScale {
+  static constexpr bool kKeepsBefore = kMoves && kSums == 1;
+
   const Parameter<Gamma>& gamma;
-  int place = -1;
-  Vector<Gamma, kWidth> words[kEach];
+  int place = -1, place_before = -1;
+  Vector<Gamma, kWidth> words[kEach], before[kKeepsBefore ? kEach : 1];
 
   __device__ __forceinline__ explicit OwnScale(const Parameter<Gamma>& of_part) : gamma(of_part) {}
 
   __device__ __forceinline__ void load(const RowCursor& at, const OwnWords& own) {
     if (place == at.place) return;
+    place_before = place;
     place = at.place;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
+      if constexpr (kKeepsBefore) before[i] = words[i];
       if (own.owns(i)) words[i] = gamma.word(own, i);
     }
   }
   __device__ __forceinline__ Vector<Gamma, kWidth> word(const RowCursor& at, const OwnWords& own,
                                                         int i) const {
-    return !kMoves || place == at.place ? words[i] : gamma.word(own, i);
+    if (!kMoves || place == at.place) return words[i];
+    if (kKeepsBefore && place_before == at.place) return before[kKeepsBefore * i];
+    return gamma.word(own, i);
   }
 };
 
@@ -87,8 +94,7 @@ static_assert(Gradients::kTogetherBytes <= Rows::kBytes - Rows::kControlBytes,
 
 __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
                                           const OwnWords& own, const OwnScale& scale,
-                                          const Pair& means, Gradients& gradients, X* dx,
-                                          bool as_words) {
+                                          const Pair& means, Gradients& gradients, X* dx) {
   const Pair of = rows.row_values(at);
   const float scaled_mean_w = of.second * means.second;
   const float slope = of.second * of.second * means.first;
@@ -116,7 +122,7 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
       result[j] = HAS_ADD ? result_of_h + dh : result_of_h;
       gradients.add(i, j, scaled * centred, cotangents.at(j));
     }
-    own.store_word(dx + rows.offset(at), i, rounded<X>(result), as_words);
+    own.store_word(dx + rows.offset(at), i, rounded<X>(result));
   }
 }
 
@@ -161,10 +167,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       return Pair{all.first * (1.0f / COLS), all.second * (1.0f / COLS)};
     });
   } else {
-    const bool as_words = rows.as_words && lie_alike(x, static_cast<const X*>(dx));
     const int group = static_cast<int>(threadIdx.x) / kRowThreads;
     OwnScale own_scale(scale);
-    RowCursor in = rows.start(), out = in;
+    RowCursor in, out;
     in.advance(rows.rows, group);
     out.advance(rows.rows, group);
     OwnWords own_out = rows.own_words(out);
@@ -178,12 +183,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       if (k < kGroups * kLag) continue;
       const Pair means = rows.wait_for_statistics(out);
-      write_row(rows, out, own_out, own_scale, means, gradients, dx, as_words);
+      write_row(rows, out, own_out, own_scale, means, gradients, dx);
       rows.release(out);
       const int place = out.place;
       out.advance(rows.rows, kGroups);
       if (kMoves && k + 1 < rows.rows + kLag && out.place != place) {
-        for (int p = place; p < out.place && rows.as_words; ++p) gradients.move();
+        for (int p = place; p < out.place; ++p) gradients.move();
         own_out = rows.own_words(out);
       }
     }

@@ -17,11 +17,17 @@ constexpr int kRowBytes = kChunk * static_cast<int>(sizeof(X));  // of a row's c
 constexpr int kControl = (Ring::kBarriers + Exchange::kBytes + 127) / 128 * 128;
 static_assert(kControl + kStages * Ring::kStage <= SHARED_BYTES, "the plan's size");
 
+// A thread's part of a short row stays in registers from pass to pass.
+constexpr bool kHoldsRow = !kWide && kCount * kLength <= 20 && kThreads * MIN_BLOCKS <= 512;
+struct HeldRow {
+  Vector<X, kLength> x[kHoldsRow ? kCount : 1], dy[kHoldsRow ? kCount : 1];
+};
+
 // First pass over a row: its part of sum(w · xhat) and sum(w); adds to the parameters' gradients.
 // Two sums of each, so that one addition need not wait for the last.
 __device__ __forceinline__ void first_pass(const Part& part, Shared row, const Scales& scales,
-                                           const RowStatistics& of, Sums& sums, float& wx,
-                                           float& w_sum) {
+                                           const RowStatistics& of, HeldRow& held, Sums& sums,
+                                           float& wx, float& w_sum) {
   float wx_sums[2] = {0.0f, 0.0f};
   float w_sums[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -30,6 +36,10 @@ __device__ __forceinline__ void first_pass(const Part& part, Shared row, const S
     const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
     auto values = load_shared<kLength, X>(at);
     auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
+    if constexpr (kHoldsRow) {
+      held.x[i] = values;
+      held.dy[i] = cotangents;
+    }
 #pragma unroll
     for (int j = 0; j < kLength; ++j) {
       const float xhat = (values.at(j) - of.mean) * of.rstd;
@@ -61,13 +71,15 @@ __device__ __forceinline__ void first_pass(const Part& part, Shared row, const S
 
 // Second pass: dx, into the place of x in shared memory or to global memory.
 __device__ __forceinline__ void second_pass(const Part& part, Shared row, X* __restrict__ dx,
-                                            const Scales& scales, const RowResult& result_of) {
+                                            const Scales& scales, const HeldRow& held,
+                                            const RowResult& result_of) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!part.owns(i)) continue;
     const Shared at = row + part.column(i) * static_cast<int>(sizeof(X));
-    const auto values = load_shared<kLength, X>(at);
-    const auto cotangents = load_shared<kLength, X>(at + Ring::kArray);
+    const auto values = kHoldsRow ? held.x[kHoldsRow * i] : load_shared<kLength, X>(at);
+    const auto cotangents =
+        kHoldsRow ? held.dy[kHoldsRow * i] : load_shared<kLength, X>(at + Ring::kArray);
 #if HAS_ADD
     const auto residual = load_shared<kLength, X>(at + 2 * Ring::kArray);
 #endif
@@ -144,12 +156,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
     return of;
   };
+  HeldRow held;
   const auto finish_row = [&](Shared row, long long number, const RowStatistics& of, float wx,
                               float w_sum) {
     constexpr float kShare = 1.0f / kCols;
     const RowResult result_of = {of, of.rstd * (wx * kShare), w_sum * kShare};
     X* to_row = dx + number * kCols + part.first_column;
-    second_pass(part, row, to_row, scales, result_of);
+    second_pass(part, row, to_row, scales, held, result_of);
     if (part.has_edge) second_pass_of_edge(part, row, to_row, scales, result_of);
   };
 
@@ -175,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                                  : row + kRowsAtOnce - kTileRows + ring.rows_to_next_tile());
         if (row < rows) {
           float wx, w_sum;
-          first_pass(part, at, scales, of, sums, wx, w_sum);
+          first_pass(part, at, scales, of, held, sums, wx, w_sum);
           exchange.publish(step, sum_lanes<32>(wx), LAYER ? sum_lanes<32>(w_sum) : 0.0f);
         }
       }
@@ -209,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       const Shared at = ring.acquire(k) + place;
       next = statistics_of(row + ring.rows_to_next_tile());
       float wx = 0.0f, w_sum = 0.0f;
-      if (active) first_pass(part, at, scales, of, sums, wx, w_sum);
+      if (active) first_pass(part, at, scales, of, held, sums, wx, w_sum);
       wx = sum_lanes<kLanes>(wx);
       if (LAYER) w_sum = sum_lanes<kLanes>(w_sum);
       if (active) finish_row(at, row, of, wx, w_sum);

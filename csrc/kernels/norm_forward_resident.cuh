@@ -54,8 +54,8 @@ __device__ __forceinline__ Vector<X, kWidth> h_of(const Rows& rows, const RowCur
 }
 
 // What kTogether lanes have of the row that has come; with HAS_ADD h leaves.
-__device__ __forceinline__ Pair moments_of(const Rows& rows, const RowCursor& at, float share, X* h,
-                                           bool as_words) {
+__device__ __forceinline__ Pair moments_of(const Rows& rows, const RowCursor& at, float share,
+                                           X* h) {
   const OwnWords own = rows.own_words(at);
   Vector<X, kWidth> values[kEach];
   float sum = 0.0f, squares = 0.0f, centre = 0.0f;
@@ -67,7 +67,7 @@ __device__ __forceinline__ Pair moments_of(const Rows& rows, const RowCursor& at
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (!own.owns(i)) continue;
-    own.store_word(h + rows.offset(at), i, values[i], as_words);
+    own.store_word(h + rows.offset(at), i, values[i]);
   }
 #endif
 #if LAYER
@@ -110,7 +110,7 @@ struct OwnParameters {
 
 __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
                                           const OwnParameters& parameters, const Pair& statistics,
-                                          X* y, bool as_words) {
+                                          X* y) {
   const OwnWords own = rows.own_words(at);
   Vector<X, kWidth> values[kEach];
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
       result[j] = result_of(values[i].at(j), statistics.first, statistics.second,
                             parameters.scale[i].at(j), bias);
     }
-    own.store_word(y + rows.offset(at), i, rounded<X>(result), as_words);
+    own.store_word(y + rows.offset(at), i, rounded<X>(result));
   }
 }
 
@@ -185,13 +185,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       return Pair{mean, rstd};
     });
   } else {
-    const bool y_as_words = rows.as_words && lie_alike(x, y);
-    const bool h_as_words = HAS_ADD && rows.as_words && lie_alike(x, static_cast<const X*>(h));
     const int group = static_cast<int>(threadIdx.x) / kRowThreads;
     OwnParameters parameters;
     float share = 0.0f;  // 1 / the columns of the lanes that have a pair together
     int place_of_share = -1;
-    RowCursor in = rows.start(), out = in;
+    RowCursor in, out;
     in.advance(rows.rows, group);
     out.advance(rows.rows, group);
     for (int k = group; k < rows.rows + kGroups * kLag; k += kGroups) {
@@ -203,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           const int columns = rows.own_words(in).columns_of_pair(pair);
           share = columns > 0 ? 1.0f / static_cast<float>(columns) : 0.0f;
         }
-        rows.tell(in, moments_of(rows, in, share, h, h_as_words));
+        rows.tell(in, moments_of(rows, in, share, h));
         in.advance(rows.rows, kGroups);
       }
       if (k < kGroups * kLag) continue;
@@ -219,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
         }
       }
-      write_row(rows, out, parameters, rows.wait_for_statistics(out), y, y_as_words);
+      write_row(rows, out, parameters, rows.wait_for_statistics(out), y);
       rows.release(out);
       out.advance(rows.rows, kGroups);
     }

@@ -50,8 +50,8 @@ class Stages {
   static constexpr int kControlBytes = (kBarriers + kStages * kPairBytes + 127) / 128 * 128;
   static constexpr int kBytes = kControlBytes + kStages * kOperands * kArray;
 
-  // `memory`: kBytes on 128 bytes. All threads, which meet at a barrier before they go on.
-  // `pairs`: [rows, kBlocks], zeros.
+  // `memory`: kBytes on 128 bytes; `operands`: on 16. All threads, which meet at a barrier before
+  // they go on. `pairs`: [rows, kBlocks], zeros.
   __device__ Stages(unsigned char* memory, const X* const (&operands)[kOperands],
                     unsigned long long* pairs_of_blocks, long long rows_there)
       : rows(static_cast<int>(rows_there)),  // memory holds fewer than 2^31 such rows
@@ -62,9 +62,6 @@ class Stages {
         base(shared_address(memory)) {
 #pragma unroll
     for (int a = 0; a < kOperands; ++a) from[a] = operands[a];
-    as_words = true;
-#pragma unroll
-    for (int a = 0; a < kOperands; ++a) as_words = as_words && lie_alike(operands[0], operands[a]);
     if (threadIdx.x != 0) return;
     for (int s = 0; s < kStages; ++s) {
       barrier_init(full(s), 1);
@@ -79,20 +76,14 @@ class Stages {
   const int block;
   const int first_column;
   const int columns;
-  bool as_words;
 
   // The part's place in a row of an array.
   __device__ __forceinline__ long long offset(const RowCursor& at) const {
     return static_cast<long long>(at.row) * COLS + first_column;
   }
 
-  // The first row that the blocks take.
-  __device__ __forceinline__ RowCursor start() const {
-    return RowCursor(place_in_word(from[0]) / kStep, rows);
-  }
   __device__ __forceinline__ OwnWords own_words(const RowCursor& at) const {
-    const int shift = place_in_word(from[0]) % kStep + at.place * kStep;
-    return {kPeriod > 1 && as_words ? shift : 0, columns};
+    return {at.place * kStep, columns};
   }
 
   // ---- the workers ------------------------------------------------------------------------------
@@ -132,21 +123,12 @@ class Stages {
 
   // Brings the rows. `first`, `second`: of each row, with kRowValues.
   __device__ void fetch(const float* first, const float* second) const {
-    RowCursor at = start();
+    RowCursor at;
     for (int k = 0; k < rows; ++k) {
       Pair values = {0.0f, 0.0f};
       if (kRowValues) values = {first == nullptr ? 0.0f : first[at.row], second[at.row]};
       if (k >= kStages) barrier_wait(empty(at.stage), at.parity ^ 1);
-      if (as_words) {
-        if (threadIdx.x % 32 == 0) fetch_words(at, values);
-      } else {
-        fetch_elements(at);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-          if (kRowValues) put_pair(values_of_row(at.stage) + 8, values);
-          barrier_arrive(full(at.stage));
-        }
-      }
+      if (threadIdx.x % 32 == 0) fetch_row(at, values);
       at.advance(rows, 1);
     }
   }
@@ -156,7 +138,7 @@ class Stages {
   __device__ void tell_blocks(const Merge& merge) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     constexpr int kShare = (kPairs + 31) / 32;
-    RowCursor at = start();
+    RowCursor at;
     const auto counts_now = [&] {
       const OwnWords own = own_words(at);
       return Counts<kShare>(kPairs, own.count, [&](int pair) { return own.columns_of_pair(pair); });
@@ -187,7 +169,7 @@ class Stages {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     constexpr int kShare = (kBlocks + 31) / 32;
     const Counts<kShare> counts(kBlocks, COLS, [](int other) { return part_columns(other); });
-    RowCursor at = start();
+    RowCursor at;
     at.advance(rows, collector);
     for (int k = collector; k < rows; k += kCollectors) {
       barrier_wait(full(at.stage), at.parity);  // nobody reads the statistics before these any more
@@ -239,7 +221,7 @@ class Stages {
     store_words<2>(at, words);
   }
 
-  __device__ __forceinline__ void fetch_words(const RowCursor& at, const Pair& values) const {
+  __device__ __forceinline__ void fetch_row(const RowCursor& at, const Pair& values) const {
     const OwnWords part = own_words(at);
     const unsigned bytes = (part.shift + part.count + kWidth - 1) / kWidth * 16;
     const long long start = offset(at) - part.shift;
@@ -248,19 +230,6 @@ class Stages {
 #pragma unroll
     for (int a = 0; a < kOperands; ++a) {
       bulk_load(data(at.stage) + a * kArray, from[a] + start, bytes, full(at.stage));
-    }
-  }
-  // By the warp, where the operands do not lie alike.
-  __device__ void fetch_elements(const RowCursor& at) const {
-    const long long start = offset(at);
-#pragma unroll
-    for (int a = 0; a < kOperands; ++a) {
-      const Shared to = data(at.stage) + a * kArray;
-#pragma unroll 4
-      for (int c = static_cast<int>(threadIdx.x) % 32; c < columns; c += 32) {
-        const auto one = load<true, false, 1>(from[a] + start + c);
-        store_words<sizeof(X) / 4>(to + c * static_cast<int>(sizeof(X)), one.words);
-      }
     }
   }
 

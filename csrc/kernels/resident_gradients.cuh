@@ -71,10 +71,9 @@ class Gradients {
     if constexpr (!kMoves && kGroups == 1) {
 #pragma unroll
       for (int s = 0; s < kSums; ++s) {
-        const bool aligned = is_aligned<kWidth>(to[s]);
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-          if (own.owns(i)) own.store_word(to[s], i, rounded<float>(terms_[s][i]), aligned);
+          if (own.owns(i)) own.store_word(to[s], i, rounded<float>(terms_[s][i]));
         }
       }
       return;

@@ -72,27 +72,17 @@ __device__ __forceinline__ int columns_of_words(int first, int last, int shift, 
   return column(last) - column(first);
 }
 
-// A row on its way through the stages: `parity` is that of its stage's barriers. Rows of place 0
-// come first, whose first words begin nearest before them; of each next place, kStep elements
-// further.
+// A row on its way through the stages: `parity` is that of its stage's barriers. The rows of a
+// place come one after another, those of place p, which start p · kStep elements after a word does,
+// before those of p + 1.
 struct RowCursor {
-  int row;
-  int place = 0;
-  int stage = 0;
+  int row = 0, place = 0, stage = 0;
   unsigned parity = 0;
-  int steps;  // that row 0 has of place 0
-
-  __device__ __forceinline__ RowCursor(int steps_of_row_0, int rows)
-      : row(0), steps(steps_of_row_0) {
-    if (kPeriod == 1) return;
-    row = first_row();
-    skip(rows);
-  }
 
   __device__ __forceinline__ void advance(int rows, int count) {
     for (int i = 0; i < count; ++i) {
       row += kPeriod;
-      if (kPeriod > 1) skip(rows);
+      while (kPeriod > 1 && row >= rows && place + 1 < kPeriod) row = first_row(++place);
       if (++stage == kStages) {
         stage = 0;
         parity ^= 1;
@@ -101,33 +91,17 @@ struct RowCursor {
   }
 
  private:
-  // Each row is kInverse^-1 places further than the one before.
+  // A row is COLS / kStep places further than the one before, so 1 place is `inverse()` rows.
   static __device__ constexpr int inverse() {
     int found = 1;
     while (COLS / kStep % kPeriod * found % kPeriod != 1 % kPeriod) ++found;
     return found;
   }
-  __device__ __forceinline__ int first_row() const {
+  static __device__ __forceinline__ int first_row(int of_place) {
     constexpr int kInverse = inverse();
-    return static_cast<int>(static_cast<unsigned>((place - steps) * kInverse) % kPeriod);
-  }
-  __device__ __forceinline__ void skip(int rows) {
-    while (row >= rows && place + 1 < kPeriod) {
-      ++place;
-      row = first_row();
-    }
+    return of_place * kInverse % kPeriod;
   }
 };
-
-__device__ __forceinline__ int place_in_word(const X* pointer) {
-  return static_cast<int>(reinterpret_cast<unsigned long long>(pointer) % 16 / sizeof(X));
-}
-// Whether rows of all pointers can move as the same words.
-template <typename... Pointers>
-__device__ __forceinline__ bool lie_alike(const X* one, const Pointers*... others) {
-  const auto place = [](const X* p) { return reinterpret_cast<unsigned long long>(p) % 16; };
-  return (kPeriod > 1 || place(one) == 0) && (... && (place(others) == place(one)));
-}
 
 // Shared memory where workers, kWidth columns apart, have no bank conflicts: a plane for each place
 // in a word.
@@ -183,10 +157,9 @@ struct OwnWords {
   }
 
   template <typename T>
-  __device__ __forceinline__ void store_word(T* part, int i, const Vector<T, kWidth>& from,
-                                             bool as_words) const {
+  __device__ __forceinline__ void store_word(T* part, int i, const Vector<T, kWidth>& from) const {
     T* const own = part + column(0) + i * (kRowThreads * kWidth);
-    if (as_words && is_whole(i)) {
+    if (is_whole(i)) {
       store<true, true, kWidth>(own, from);
       return;
     }
@@ -231,9 +204,7 @@ struct Parameter {
   // Word i of a worker.
   __device__ __forceinline__ Vector<T, kWidth> word(const OwnWords& own, int i) const {
     if constexpr (kPeriod == 1) {
-      const T* at = part + own.column(i);
-      return is_aligned<kWidth>(part) ? load<true, false, kWidth>(at)
-                                      : load<false, false, kWidth>(at);
+      return load<true, false, kWidth>(part + own.column(i));
     }
     Vector<T, kWidth> to{};
 #pragma unroll

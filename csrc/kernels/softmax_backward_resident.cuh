@@ -39,7 +39,7 @@ __device__ __forceinline__ Pair sum_of(const Rows& rows, const RowCursor& at) {
 }
 
 __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at, float sum,
-                                          float scale, X* dx, bool as_words) {
+                                          float scale, X* dx) {
   const OwnWords own = rows.own_words(at);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
     float result[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) result[j] = scale * ys.at(j) * (dys.at(j) - sum);
-    own.store_word(dx + rows.offset(at), i, rounded<X>(result), as_words);
+    own.store_word(dx + rows.offset(at), i, rounded<X>(result));
   }
 }
 
@@ -68,9 +68,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else if (task > 1) {
     rows.collect(task - 2, Sum{}, [](int, const Pair& all) { return all; });
   } else {
-    const bool as_words = rows.as_words && lie_alike(y, static_cast<const X*>(dx));
     const int group = static_cast<int>(threadIdx.x) / kRowThreads;
-    RowCursor in = rows.start(), out = in;
+    RowCursor in, out;
     in.advance(rows.rows, group);
     out.advance(rows.rows, group);
     for (int k = group; k < rows.rows + kGroups * kLag; k += kGroups) {
@@ -80,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         in.advance(rows.rows, kGroups);
       }
       if (k >= kGroups * kLag) {
-        write_row(rows, out, rows.wait_for_statistics(out).first, p.scale, dx, as_words);
+        write_row(rows, out, rows.wait_for_statistics(out).first, p.scale, dx);
         rows.release(out);
         out.advance(rows.rows, kGroups);
       }

@@ -52,7 +52,7 @@ __device__ __forceinline__ Pair part_of(const Rows& rows, const RowCursor& at, f
 }
 
 __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at, const Pair& total,
-                                          float scale, X* y, bool as_words) {
+                                          float scale, X* y) {
   const OwnWords own = rows.own_words(at);
   const Weights weights(base_of(total.first), scale);
   const float inverse = fast_reciprocal(total.second) * weights.rest;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
     if (!own.owns(i)) continue;
     Word word = softmax_of(logits_of(rows, at, own, i), weights, inverse);
     if (!regular) word = without_softmax(own.column(i), Keys{own.count, nullptr});
-    own.store_word(y + rows.offset(at), i, word, as_words);
+    own.store_word(y + rows.offset(at), i, word);
   }
 }
 
@@ -83,9 +83,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else if (task > 1) {
     rows.collect(task - 2, merge, [](int, const Pair& all) { return all; });
   } else {
-    const bool as_words = rows.as_words && lie_alike(x, static_cast<const X*>(y));
     const int group = static_cast<int>(threadIdx.x) / kRowThreads;
-    RowCursor in = rows.start(), out = in;
+    RowCursor in, out;
     in.advance(rows.rows, group);
     out.advance(rows.rows, group);
     for (int k = group; k < rows.rows + kGroups * kLag; k += kGroups) {
@@ -95,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         in.advance(rows.rows, kGroups);
       }
       if (k >= kGroups * kLag) {
-        write_row(rows, out, rows.wait_for_statistics(out), p.scale, y, as_words);
+        write_row(rows, out, rows.wait_for_statistics(out), p.scale, y);
         rows.release(out);
         out.advance(rows.rows, kGroups);
       }

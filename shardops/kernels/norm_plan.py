@@ -2,7 +2,8 @@
 
 A row is cut into vectors of up to 16 bytes. Rows whose vectors fit in the registers of one block
 take the kernels that read them once. On sm_90 and newer, rows stream through shared memory
-(norm_staged.py) where that is faster. The longest take two launches (norm_split.py).
+(norm_staged.py) where that is faster; the longest are shared by all blocks (norm_resident.py), or
+take two launches (norm_split.py).
 """
 
 import math

@@ -85,6 +85,7 @@ def resident_launch(
         (geometry.threads, 1, 1),
         shared_bytes=shared,
         zeroed=(others,),
+        align=16,
         resident=True,
     )
     return launch, (problem.rows, parts.grid, 2)
@@ -107,7 +108,7 @@ def _own_bytes(problem: NormProblem, parts: Parts, direction: str) -> int:
 def _registers(problem: NormProblem, parts: Parts, geometry: Resident, direction: str) -> int:
     group = geometry.workers // geometry.groups
     each = -(-parts.words // group) * problem.word
-    scale = each * TYPE_BYTES[problem.gamma] // 4
     if direction == "forward":
-        return 48 + scale * problem.sums + each * TYPE_BYTES[problem.x] // 4
-    return 48 + each * problem.sums + scale
+        held = [problem.x, problem.gamma, *([problem.beta] if problem.beta else [])]
+        return 48 + sum(each * TYPE_BYTES[dtype] // 4 for dtype in held)
+    return 48 + each * problem.sums + each * TYPE_BYTES[problem.gamma] // 4

@@ -12,6 +12,8 @@ from shardops.kernels.sizes import round_up
 _OTHER_WARPS = 2  # beside workers and collectors
 _MOST_WORKERS = 512
 _MOST_STAGES = 16
+# Blocks that launches have: numbers that packing.py plans for, so that a pack has all of them.
+GRIDS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
 MANY_WORDS = 700  # of a row's part: more than two workers' words keep a group small
 
 
@@ -55,13 +57,13 @@ class Parts:
       cols: of a row.
       word: elements of 16 bytes.
       even: whether all rows start on 16 bytes.
-      blocks: at most.
+      sm_count: multiprocessors, each of which has a block at most.
     """
 
     cols: int
     word: int
     even: bool
-    blocks: int
+    sm_count: int
 
     @property
     def part_cols(self) -> int:
@@ -70,7 +72,7 @@ class Parts:
 
     @property
     def grid(self) -> int:
-        return min(self.blocks, self._sectors)
+        return min(max(n for n in GRIDS if n <= self.sm_count), self._sectors)
 
     @property
     def largest(self) -> int:

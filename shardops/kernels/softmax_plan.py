@@ -103,6 +103,7 @@ def _resident(
         (geometry.threads, 1, 1),
         shared_bytes=shared,
         zeroed=(1,),
+        align=16,
         resident=True,
     )
     return Plan((launch,), (problem.rows, parts.grid, 2))

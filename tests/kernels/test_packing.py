@@ -252,3 +252,11 @@ def test_commands_of_the_errors_make_a_pack_that_trains(caches, monkeypatch, tmp
     words = kernels.split()
     assert command_line.main([*words, *options, f"--out={tmp_path / 'other'}"]) == 0
     assert lowered(301, 132, "float32") >= 3
+
+
+def test_a_pack_has_every_number_of_blocks_that_share_rows():
+    """Also for a GPU of which some multiprocessors are left to collectives."""
+    request = Request("layer_norm", 2**20, "bfloat16")
+    packed = set(packing.kernels_of(request, "sm_90", 64))
+    for sm_count in (132, 127, 124, 100):
+        assert set(packing.kernels_of(request, "sm_90", 64, sm_count)) <= packed
