@@ -18,7 +18,6 @@ constexpr int kThreadsPerRow = THREADS_PER_ROW;
 constexpr int kRowsPerBlock = ROWS_PER_BLOCK;
 constexpr bool kQuantizes = WRITES == 1;
 constexpr bool kAmax = AMAX;
-constexpr bool kStreams = WRITES != 0;  // else h is read again
 static_assert(kCols % kLength == 0, "a row is whole vectors");
 static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
 
@@ -86,13 +85,13 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
 #endif
 
   Vector<X, kLength> values[Slice::kCount];
-  Slice::load_all<kStreams>(values, x + offset, active);
+  Slice::load_all<true>(values, x + offset, active);
 #if HAS_ADD
   Vector<X, kLength> addend[Slice::kCount];
   Slice::load_all<true>(addend, add + offset, active);
 #pragma unroll
   for (int i = 0; i < Slice::kCount; ++i) values[i] = sum_of<kLength>(values[i], addend[i]);
-  Slice::store_all<kStreams>(h + offset, values, active);
+  Slice::store_all<true>(h + offset, values, active);
 #endif
 #if AMAX
   const unsigned seen = seen_so_far(amax + entry);

@@ -5,8 +5,7 @@
 //   data, scales, amax of y as in quantize_tiles.cuh
 //
 // Layout: x, add, h an array as in quantize_tile.cuh; gamma, beta [COLS]; mean, rstd one of each
-// row. With GIVEN statistics, x is h, and mean and rstd are operands; REVERSED: as in
-// quantize_tiles.cuh.
+// row. With GIVEN statistics, x is h, and mean and rstd are operands.
 // Threads: quantize_tile.cuh, a tile a block. With ONCE a warp that has whole blocks keeps y in
 // registers from their scales to the data; else y is made twice. A cluster has all columns of so
 // many rows, and keeps them in shared memory while the sums of their parts go round.
@@ -85,8 +84,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
   const Written written = {data, scales, turned, turned_scales, amax};
   start_statistics(shared.statistics);
   constexpr unsigned kAcross = GIVEN ? (kCols + kTileCols - 1) / kTileCols : kCluster;
-  const unsigned index = REVERSED ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const Tile tile(shape, index % kAcross, index / kAcross);
+  const Tile tile(shape, blockIdx.x % kAcross, blockIdx.x / kAcross);
   const Entry entry(written, given, tile);
   bool whole = kEven && is_aligned<kEdge>(x) && is_whole(shape, tile, written);
 #if HAS_ADD

@@ -56,19 +56,27 @@ def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Targe
     once = not tall and (
         (layer and written.scales == "row128") or (written.scales == "row32" and (layer or turned))
     )
+    both = turned and written.as_rows
+    # As measured, docs/measured.md: lines take shared memory, so blocks.
+    lines = layer and both and written.scales == "row128"
     # Parts across at most, and turns: first those that leave a multiprocessor more blocks.
-    if tall and turned:
+    if lines:
+        sizes = ((2, 1),)
+    elif tall and turned:
         sizes = ((2, 2),) if layer else ((2, 2), (4, 2))
     elif tall:
-        sizes = ((1, 1), (2, 2))
+        sizes = ((1, 2),) if layer else ((1, 2), (2, 1))
+    elif both and written.scales == "tensor" and norm.cols <= 1024 and norm.cols % 256 == 0:
+        sizes = ((4, 1),)
     else:
         sizes = ((8, 2 if turned or once else 1), (16, 2))
     clusters = _CLUSTERS if has_staged_kernels(target) else _CLUSTERS[:1]
     for (most, turns), cluster in itertools.product(sizes, clusters):
-        across = round_up(-(-norm.cols // (wide * cluster)), 2 if turned else turns)
+        across = -(-norm.cols // (wide * cluster))
+        across = round_up(across, 2 if turned else max(1, turns // down))
         if across <= most:
             tile = Tiling(down, across, turned, turns)
-            found = blocks_of(norm, written, tile, cluster, target, once)
+            found = blocks_of(norm, written, tile, cluster, target, once, lines)
             return found if found.min_blocks else None
     return None
 
@@ -76,7 +84,7 @@ def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Targe
 def tiles_after_statistics(norm: NormProblem, written: QuantizeProblem, target: Target) -> Tiles:
     """A launch that is given the statistics, of rows of any length."""
     tile = Tiling(4, 2, True) if written.as_columns else Tiling(8, 1, False)
-    return blocks_of(norm, written, tile, 0, target)
+    return blocks_of(norm, written, tile, 0, target, lines=written.as_columns)
 
 
 def blocks_of(
@@ -110,7 +118,6 @@ def tiles_launch(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> L
         ("LINES", int(shape.lines)),
         ("CLUSTER", max(1, shape.cluster)),
         ("GIVEN", int(shape.cluster == 0)),
-        ("REVERSED", int(shape.cluster == 0)),
         ("ONCE", int(shape.once)),
         ("SHARED_BYTES", shared),
         ("MIN_BLOCKS", shape.min_blocks),

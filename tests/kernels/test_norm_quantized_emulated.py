@@ -196,6 +196,7 @@ TILES = {
 }  # fmt: skip
 
 ONCE = ("both, cluster", "rows")  # y stays in registers
+LINES = ("blocks of several warps", "statistics first")  # columns leave by way of shared memory
 
 
 @pytest.mark.parametrize("case", TILES)
@@ -204,7 +205,8 @@ def test_tiles(case, built, rng):
     norm = NormProblem(shape[0] * shape[1] * shape[2], shape[3], kind, x, gamma, beta, add, zero)
     format = FORMATS[len(case) % 2]
     written = QuantizeProblem(*shape, x, format, scales, *layout, amax=scales == "tensor")
-    tiles = Tiles(Tiling(*tile, layout[1], turns), cluster, 1, once=case in ONCE)
+    lines = case in LINES
+    tiles = Tiles(Tiling(*tile, layout[1], turns), cluster, 1, once=case in ONCE, lines=lines)
     plan = quantized_forward_plan(QuantizedNorm(norm, written), TARGET, tiles)
     assert (plan.statistics is None) == (cluster > 0)
     check(norm, written, plan, built, rng)
