@@ -95,7 +95,7 @@ def test_columns_of_blocks_that_no_cluster_holds_take_statistics_first():
     [
         ("layer_norm", 256, ["norm_quantized_rows"]),
         ("rms_norm", 65536, ["norm_quantized_rows"]),
-        ("rms_norm", 262144, ["norm_forward_sums", "norm_forward_split", "quantize_tiles"]),
+        ("rms_norm", 262144, ["norm_forward_resident", "quantize_tiles"]),
     ],
 )
 def test_rows_alone_are_one_launch_unless_too_long_for_a_cluster(op, length, found):
