@@ -29,10 +29,10 @@ struct Sums {
 };
 
 // gamma of a worker's columns, which are others at each place of a word: that of the rows that
-// come. Rows that are written may be of the place before, whose gamma is kept too where registers
-// have one sum a column, and else read again.
+// come. Rows that are written may be of the place before, whose gamma is kept too where there are
+// registers for it, and else read again.
 struct OwnScale {
-  static constexpr bool kKeepsBefore = kMoves && kSums == 1;
+  static constexpr bool kKeepsBefore = kMoves && kSums == 1 && sizeof(Gamma) == 2;
 
   const Parameter<Gamma>& gamma;
   int place = -1, place_before = -1;

@@ -39,7 +39,8 @@ def resident_choice(problem: NormProblem, target: Target, direction: str) -> Res
     room = target.shared_bytes - _own_bytes(problem, parts, direction)
     ways = _ways_of_few(parts, direction) if few else _ways(parts, direction)
     for found in parts.choices(_operands(problem, direction), room, ways):
-        if _registers(problem, parts, found, direction) <= register_limit(found.threads):
+        needed = _registers(problem, parts, found, direction, target.arch)
+        if needed <= register_limit(found.threads):
             return found
     return None
 
@@ -105,10 +106,14 @@ def _own_bytes(problem: NormProblem, parts: Parts, direction: str) -> int:
     return barrier if parts.even else barrier + sum(bytes_of) + _EDGE_BYTES * (barrier > 0)
 
 
-def _registers(problem: NormProblem, parts: Parts, geometry: Resident, direction: str) -> int:
+def _registers(
+    problem: NormProblem, parts: Parts, geometry: Resident, direction: str, arch: str
+) -> int:
+    """The registers that a worker's variables take; float16 off words wants a few more."""
     group = geometry.workers // geometry.groups
     each = -(-parts.words // group) * problem.word
+    held = [problem.x, problem.gamma, *([problem.beta] if problem.beta else [])]
+    others = 48 + 8 * (arch != "sm_90") + 8 * (not parts.even and "float16" in held)
     if direction == "forward":
-        held = [problem.x, problem.gamma, *([problem.beta] if problem.beta else [])]
-        return 48 + sum(each * TYPE_BYTES[dtype] // 4 for dtype in held)
-    return 48 + each * problem.sums + each * TYPE_BYTES[problem.gamma] // 4
+        return others + sum(each * TYPE_BYTES[dtype] // 4 for dtype in held)
+    return others + each * problem.sums + each * TYPE_BYTES[problem.gamma] // 4
