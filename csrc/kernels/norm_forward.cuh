@@ -139,6 +139,6 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   // Where rows are packed and gamma is too, its loads wait for the row's statistics.
   if (sizeof(X) < 4 && sizeof(Gamma) < 4 && is_misplaced<kLength>(gamma)) return;
   scale_row(values, gamma, beta, mean, rstd);
-  if (HAS_ADD && is_misplaced<kLength>(y)) return;  // measured: 0 to 4 % faster
+  if (HAS_ADD && is_misplaced<kLength>(y)) return;  // up to 2 % faster
   Slice::store_all<kStream>(y + offset, values, active);
 }
