@@ -56,7 +56,7 @@ format: $(TEST_READY) ## rewrite Python and C++ as `check` wants them
 
 gpu: $(GPU_READY) ## the tests that need GPUs, then the record of what they saw
 	JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false SHARDOPS_REQUIRE_GPUS=1 \
-	  $(RUN) -m pytest -p no:benchmark -n $(GPU_WORKERS) tests/gpu
+	  $(RUN) -m pytest -p no:benchmark -n $(GPU_WORKERS) --dist worksteal tests/gpu
 	JAX_PLATFORMS=cuda,cpu $(RUN) -m pytest -p no:benchmark tests/multi_gpu
 	$(RUN) tests/gpu/record.py
 
