@@ -22,7 +22,7 @@ def norm_candidates(
         staged = [
             g for g in _staged(problem, backward) if _worth(g, problem, target, loads, backward)
         ]
-    # Kernels that hold rows in registers move odd ones element by element.
+    # `norm_forward` and `norm_backward` move odd rows element by element.
     ragged = any(g.ragged for g in staged)
     in_registers: list[Geometry | Ragged] = [] if ragged else list(_in_registers(problem, backward))
     if ragged and not backward:

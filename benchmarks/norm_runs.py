@@ -17,6 +17,7 @@ from shardops.kernels.target import Target
 Plans = tuple[Launch, ...]
 MAX_PARTIALS = 16  # rows of partials a multiprocessor
 LEAST_PART = 512  # columns of a row that many blocks share
+LEAST_SHARED = 1 << 17  # columns of rows that all blocks of a launch may share
 
 
 def plans_of(
@@ -44,7 +45,8 @@ class NormRun:
         beta = of("beta", problem.cols) if layer else None
         residual = of("residual") if problem.add else None
         out = of("out")
-        pairs = jnp.zeros((problem.rows, target.sm_count, 2), jnp.float32)
+        in_pairs = problem.rows if problem.cols >= LEAST_SHARED else 1
+        pairs = jnp.zeros((in_pairs, target.sm_count, 2), jnp.float32)
         sums_of_parts = of("parts", problem.rows * 3 * -(-problem.cols // LEAST_PART), "float32")
         if backward:
             rows_of_partials = problem.sums * target.sm_count * MAX_PARTIALS

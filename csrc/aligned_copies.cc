@@ -33,6 +33,17 @@ AlignedCopies::~AlignedCopies() {
   }
 }
 
+std::unique_lock<std::mutex> AlignedCopies::Together(int64_t align,
+                                                     const std::vector<Region>& arrays) {
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  for (const Region& array : arrays) {
+    if (IsOn(align, array)) continue;
+    lock.lock();
+    break;
+  }
+  return lock;
+}
+
 ffi::Error AlignedCopies::Replace(int ordinal, cu::Stream stream, int64_t align, size_t operands,
                                   std::vector<Region>& arrays) {
   for (size_t i = 0; i < arrays.size(); ++i) {
@@ -61,10 +72,9 @@ ffi::Error AlignedCopies::Return(cu::Stream stream, const std::vector<Region>& r
 }
 
 ffi::ErrorOr<void*> AlignedCopies::Memory(int ordinal, size_t array, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
   Region& memory = owned_[{ordinal, array}];
-  if (memory.bytes < bytes) {
-    RelaxedCapture relaxed;  // the stream may be captured
+  if (memory.data == nullptr) {  // an array of a call has one size
+    RelaxedCapture relaxed;      // the stream may be captured
     cu::Pointer made = 0;
     const cu::Result result = cuda().MemAlloc(&made, bytes);
     if (result != cu::Result::kSuccess) {

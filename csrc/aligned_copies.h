@@ -19,13 +19,18 @@ struct Region {
 };
 
 // The copies of one custom call, which stay for its next executions: those on a device follow each
-// other on one stream, and a CUDA graph that holds one needs them as long as the call lives.
+// other on one stream, each enqueued whole before the next one (`Together`), and a CUDA graph that
+// holds one needs them as long as the call lives.
 class AlignedCopies {
  public:
   AlignedCopies() = default;
   ~AlignedCopies();
   AlignedCopies(const AlignedCopies&) = delete;
   AlignedCopies& operator=(const AlignedCopies&) = delete;
+
+  // Held from `Replace` to `Return`, so that no other thread's execution comes between them; holds
+  // nothing where no array has to be copied.
+  std::unique_lock<std::mutex> Together(int64_t align, const std::vector<Region>& arrays);
 
   // Memory in the place of each array that is not at a multiple of `align`; into that of the first
   // `operands` goes what they hold. The device's context is current.

@@ -232,6 +232,7 @@ ffi::Error Kernel::Launch(int ordinal, cu::Stream stream, const std::vector<Regi
   }
   std::vector<Region> arrays = operands;
   arrays.insert(arrays.end(), results.begin(), results.end());
+  const auto together = copies_.Together(spec_.align, arrays);
   ffi::Error error = copies_.Replace(ordinal, stream, spec_.align, operands.size(), arrays);
   if (error.success()) error = LaunchOn(ordinal, stream, arrays, operands.size());
   return error.success() ? AlignedCopies::Return(stream, arrays, results) : error;
@@ -288,7 +289,11 @@ ffi::Error Kernel::LaunchOn(int ordinal, cu::Stream stream, std::vector<Region>&
   cu::Result result = driver.functions().LaunchKernelEx(
       &config, functions_[ordinal].load(std::memory_order_acquire), parameters.data(), nullptr);
   if (result != cu::Result::kSuccess) {
-    return driver.Error(kOp, "cuLaunchKernelEx", result, Describe());
+    const char* remedy =
+        spec_.resident ? " All its blocks run at once: where other programs take multiprocessors, "
+                         "SHARDOPS_SM_MARGIN leaves some out."
+                       : "";
+    return driver.Error(kOp, "cuLaunchKernelEx", result, Describe() + remedy);
   }
   launch_counters.launched.fetch_add(1, std::memory_order_relaxed);
   return ffi::Error::Success();

@@ -20,7 +20,8 @@
 //
 // Stages. instantiate checks the attributes and loads the code, once a process for each distinct
 // cubin. initialize runs on each device before each execution, outside stream capture: the first
-// one loads the kernel into the device's context. execute only launches, so it can be captured.
+// one loads the kernel into the device's context. execute launches, and copies arrays that are not
+// at a multiple of `align`; it can be captured.
 #include <optional>
 
 #include "handlers.h"

@@ -129,6 +129,7 @@ class Stages {
       if (kRowValues) values = {first == nullptr ? 0.0f : first[at.row], second[at.row]};
       if (k >= kStages) barrier_wait(empty(at.stage), at.parity ^ 1);
       if (threadIdx.x % 32 == 0) fetch_row(at, values);
+      __syncwarp();  // a lane that fell behind could miss two phases of a barrier
       at.advance(rows, 1);
     }
   }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from shardops.kernels.gemm_layout import Layout, layout
 from shardops.kernels.gemm_own import flat_problem, planned
 from shardops.kernels.gemm_padding import padded
-from shardops.kernels.target import Target, current_target, target_for
+from shardops.kernels.target import Target, current_target, named_target, target_for
 from shardops.primitives.gemm_op import GemmOp
 from shardops.primitives.gemm_scaled import ScaledGemmOp
 from shardops.recording import Record
@@ -34,6 +34,8 @@ def computed(record: Record) -> str | None:
 
 
 def _target() -> Target:
+    if (named := named_target()) is not None:
+        return named
     try:
         on_gpu = jax.default_backend() == "gpu"
     except RuntimeError:  # no device at all: the command plans for other machines

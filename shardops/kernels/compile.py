@@ -123,10 +123,12 @@ def cubin(file: str, name: str, constants: Constants, arch: str) -> bytes:
     return code
 
 
+@undivided()
 def begin(file: str, name: str, constants: Constants, arch: str) -> None:
     """Starts to get a kernel that `cubin` will be asked for soon: NVRTC uses one core a kernel."""
+    key = key_of(file, name, constants, arch)
     with _lock:
-        if key_of(file, name, constants, arch) in _memory:  # or on its way there
+        if key in _memory:  # or on its way there
             return
 
     @undivided()

@@ -14,6 +14,7 @@ _MOST_SECONDS = 60.0  # a parent that hangs is no better than a child that may
 
 _changes = threading.Condition()
 _working: dict[int, int] = {}  # by thread: pieces of work, within each other
+_forks = 0  # that wait, or are under way
 
 
 @contextlib.contextmanager
@@ -21,6 +22,8 @@ def undivided() -> Iterator[None]:
     """A piece of work that is all before a fork, or all after it."""
     thread = threading.get_ident()
     with _changes:
+        if thread not in _working:  # what a fork waits for may need this thread's work to end
+            _changes.wait_for(lambda: not _forks, _MOST_SECONDS)
         _working[thread] = _working.get(thread, 0) + 1
     try:
         yield
@@ -38,11 +41,22 @@ def _nobody_works() -> bool:
 
 
 def _before() -> None:
+    global _forks
     _changes.acquire()
+    _forks += 1
     _changes.wait_for(_nobody_works, _MOST_SECONDS)
 
 
+def _in_parent() -> None:
+    global _forks
+    _forks -= 1
+    _changes.notify_all()
+    _changes.release()
+
+
 def _in_child() -> None:
+    global _forks
+    _forks = 0  # whoever waits with one is no thread of the child's
     thread = threading.get_ident()
     for other in _working.keys() - {thread}:
         del _working[other]
@@ -50,4 +64,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_before, after_in_parent=_changes.release, after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -134,7 +134,7 @@ def rows_launch(norm: NormProblem, written: QuantizeProblem, target: Target, sha
         ("SHARED_BYTES", shared),
         ("MIN_BLOCKS", shape.min_blocks),
     )
-    resident = max(1, target.sm_count * shape.min_blocks // shape.cluster)
+    resident = target.resident_clusters(shape.cluster, shape.min_blocks)
     rows = -(-norm.rows // shape.rows_per_block)  # that blocks take at once
     blocks = -(-rows // -(-rows // resident))  # each as many turns as the others
     return Launch(

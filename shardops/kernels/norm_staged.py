@@ -104,7 +104,7 @@ class Staged:
         return round_up(control, 128) + self.stages * loads * tile
 
     def fits(self, problem: NormProblem, target: Target, loads: int) -> bool:
-        """Whether the blocks fit on a multiprocessor, and a narrow block's sums in its stages."""
+        """Whether the blocks fit on a multiprocessor."""
         room = target.shared_bytes + BLOCK_RESERVE
         one = self.shared_bytes(problem, loads) + BLOCK_RESERVE
         tiles_in_bulk = self.tile_rows * self.chunk(problem) * TYPE_BYTES[problem.x] % 16 == 0
@@ -152,9 +152,9 @@ def _launch(
 ) -> Launch:
     shared = geometry.shared_bytes(problem, loads)
     tiles = -(-problem.rows // geometry.tile_rows)
-    resident = target.resident_clusters(geometry.cluster, geometry.min_blocks)
-    if geometry.stages == 1:
-        resident = tiles
+    resident = tiles
+    if geometry.stages > 1:
+        resident = target.resident_clusters(geometry.cluster, geometry.min_blocks)
     if geometry.ragged and tiles > resident:  # each block's tiles start at one place of a word
         period = rows_to_next_place(problem)
         unit = period // math.gcd(period, geometry.tile_rows)

@@ -102,11 +102,15 @@ def use_target(target: Target) -> Iterator[None]:
         yield
 
 
+def named_target() -> Target | None:
+    """Returns `use_target`'s GPU."""
+    return _override.value
+
+
 def current_target() -> Target:
     """Returns the GPU to lower for: `use_target`'s, else the first CUDA device that JAX has."""
-    override = _override.value
-    if override is not None:
-        return override
+    if (named := named_target()) is not None:
+        return named
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError as error:

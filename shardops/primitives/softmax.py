@@ -36,7 +36,7 @@ def softmax(
     Args:
       x: [*batch, q, k] float32 | bfloat16 | float16; [k] where `causal` is None. With `causal` q
         and k are below 2^31.
-      scale: a Python number: static.
+      scale: a Python number: static; 0, or a float32 that is not subnormal.
       mask: bool, True where a key is masked out; its shape broadcasts to that of x.
       causal: "upper_left": query i sees keys 0 ... i. "bottom_right": query i sees keys
         0 ... i + k - q, so that the last one sees all. The same where q = k. Along manual axes of a
@@ -68,9 +68,11 @@ def softmax(
 def _scale(value: Any) -> float:
     fix = "It is static: multiply x by a scale that is an array."
     value = check.number("softmax", "scale", value, fix)
-    if not abs(value) <= float(np.finfo(np.float32).max):
+    numbers = np.finfo(np.float32)  # subnormal ones devices may take as 0
+    if value != 0 and not float(numbers.tiny) <= abs(value) <= float(numbers.max):
+        want = f"0 or a float32 of magnitude {numbers.tiny:.4g} to {numbers.max:.4g}"
         fix = "Use 1 / sqrt(d) or the like."
-        raise ValueError(wrong("softmax", "scale", repr(value), "a finite float32", fix))
+        raise ValueError(wrong("softmax", "scale", repr(value), want, fix))
     return float(value)
 
 

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 
-from shardops.kernels import compile, nvrtc
+from shardops.kernels import compile, forking, nvrtc
 
 _inner = threading.Lock()  # as NVRTC has some
 _begun = threading.Event()
@@ -34,3 +34,24 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert compile.cubin("elements.cuh", "three", (), "sm_90") == f"three by {PARENT}".encode()
 print("one more in the parent")
+
+_enough = threading.Event()
+
+
+def work() -> None:
+    while not _enough.is_set():
+        with forking.undivided():
+            time.sleep(0.02)
+
+
+workers = [threading.Thread(target=work) for _ in range(4)]  # never all between two pieces
+for worker in workers:
+    worker.start()
+begun = time.monotonic()
+if (child := os.fork()) == 0:
+    os._exit(0)
+took = time.monotonic() - begun
+_enough.set()
+assert os.waitpid(child, 0)[1] == 0
+assert took < 5, f"the fork waited {took:.1f} s"
+print("and one beside threads that never rest")

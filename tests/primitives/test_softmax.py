@@ -133,6 +133,7 @@ def _of(shape, dtype=jnp.float32):
         (ValueError, "scale", ("nan",), _of((4, 8)), {"scale": float("nan")}),
         (ValueError, "scale", ("inf",), _of((4, 8)), {"scale": float("inf")}),
         (ValueError, "scale", ("1e+39",), _of((4, 8)), {"scale": 1e39}),
+        (ValueError, "scale", ("1e-40", "1.175e-38"), _of((4, 8)), {"scale": 1e-40}),
         (TypeError, "mask", ("float32", "bool"), _of((4, 8)), {"mask": np.ones(8, np.float32)}),
         (TypeError, "mask", ("int32",), _of((4, 8)), {"mask": np.ones(8, np.int32)}),
         (TypeError, "mask", ("list",), _of((4, 8)), {"mask": [True] * 8}),
