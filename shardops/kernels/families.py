@@ -191,7 +191,7 @@ def _quantize(request: Request, rows: int, target: Target) -> list[Launch]:
         # Of what is quantised, products order the scales, wherever their dims lie.
         scales = scale_tiles.in_order(rows, -(-request.length // 32))
         apart = replace(scales, rows=(*scales.rows, (1, 1)))
-        launches += [scale_tiles.tiles_plan(scales, other)[0] for other in (scales, apart)]
+        launches += [scale_tiles.tiles_launch(scales, other) for other in (scales, apart)]
     if request.option("scaling") == "current":
         search, _ = magnitudes_plan(1, rows * request.length, request.dtype, target)
         launches.append(search)

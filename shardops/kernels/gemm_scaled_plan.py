@@ -20,6 +20,8 @@ _SCALES = {
     "block_128": "scales of 128 elements",
     "mxfp8": "MXFP8 scales",
 }
+# A launch brings MXFP8 scales into cuBLASLt's order, 128 x 64 a block, by 32-bit numbers.
+_MOST_ROWS, _MOST_SCALES = 2**31, 2**43
 _MULTIPLE = 16  # cuBLASLt: of n and k, and so of every leading dimension, with 8-bit operands
 
 
@@ -172,6 +174,10 @@ def _native(lhs: Side, rhs: Side, contracting: DimPair, batch: DimPair) -> Nativ
     blocks = a.scale > ScaleMode.TENSOR
     if blocks and a.batch > 1:
         return "cuBLASLt takes scales of blocks without batch dims only"
+    if a.scale is ScaleMode.VEC_32:
+        for name, matrix in (("lhs", a), ("rhs", b)):
+            if _too_many_scales(matrix):
+                return f"{name} has too many scales: {matrix.rows} x {-(-matrix.k // 32)}"
     free = [
         side.shape[d]
         for side, matrix, i in ((lhs, a, 0), (rhs, b, 1))
@@ -185,6 +191,11 @@ def _native(lhs: Side, rhs: Side, contracting: DimPair, batch: DimPair) -> Nativ
         n=round_up(b.rows, _MULTIPLE),
         k=round_up(a.k, 32 if a.scale is ScaleMode.VEC_32 else _MULTIPLE),
     )
+
+
+def _too_many_scales(matrix: Matrix) -> bool:
+    scales = round_up(matrix.rows, 128) * round_up(-(-matrix.k // 32), 64)
+    return matrix.rows >= _MOST_ROWS or scales >= _MOST_SCALES
 
 
 def _contraction(lhs: Side, rhs: Side, contracting: DimPair) -> list[tuple[int, int]] | str:

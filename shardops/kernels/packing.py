@@ -15,12 +15,12 @@ from shardops.kernels import compile
 from shardops.kernels.cache import KernelDirectory
 from shardops.kernels.families import DTYPES, FAMILIES, OPTIONS, PASSES, Request
 from shardops.kernels.launch import Kernel
+from shardops.kernels.sizes import SM_COUNTS
 from shardops.kernels.target import target_for
 
 # A plan may choose its constants by the rows and by the multiprocessors that are free, not by the
 # grid alone. It does so by thresholds, and by what divides the rows: one of these is in each case.
 _ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
-_SM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
 _MOST_AT_ONCE = 16  # compilations, of some hundred MB each
 _USUAL_ROWS, _USUAL_SM_COUNT = 8192, 132
 _OWN = {name for family in FAMILIES.values() for name in family.own}  # looked for there alone
@@ -45,7 +45,7 @@ def kernels_of(
       arch: "sm_90".
     """
     all_rows = _ROWS if rows is None else (rows,)
-    sm_counts = _SM_COUNTS if sm_count is None else (sm_count,)
+    sm_counts = SM_COUNTS if sm_count is None else (sm_count,)
     launches = FAMILIES[request.op].launches
     found: dict[Kernel, None] = {}  # a set that keeps the order
     for count, sms in itertools.product(all_rows, sm_counts):

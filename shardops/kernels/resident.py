@@ -7,13 +7,11 @@ at the same time, one a multiprocessor.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shardops.kernels.sizes import round_up
+from shardops.kernels.sizes import SM_COUNTS, at_most, round_up
 
 _OTHER_WARPS = 2  # beside workers and collectors
 _MOST_WORKERS = 512
 _MOST_STAGES = 16
-# Blocks that launches have: numbers that packing.py plans for, so that a pack has all of them.
-GRIDS = (1, 2, 4, 8, 16, 32, 48, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
 MANY_WORDS = 700  # of a row's part: more than two workers' words keep a group small
 
 
@@ -72,7 +70,7 @@ class Parts:
 
     @property
     def grid(self) -> int:
-        return min(max(n for n in GRIDS if n <= self.sm_count), self._sectors)
+        return min(at_most(self.sm_count, SM_COUNTS), self._sectors)
 
     @property
     def largest(self) -> int:

@@ -82,15 +82,19 @@ def in_order(rows: int, blocks: int) -> Scales:
     return Scales(((rows, blocks),), ((blocks, 1),))
 
 
-def tiles_plan(lhs: Scales, rhs: Scales) -> tuple[Launch, list[np.void]]:
-    """Plans the launch for the scales of two operands; also returns its scalars."""
-    digits = next(n for n in _DIGITS if n >= max(lhs.digits, rhs.digits))
-    plan = Launch(
-        Kernel("scale_tiles.cuh", "scale_tiles", (("DIGITS", digits),)),
+def tiles_launch(lhs: Scales, rhs: Scales) -> Launch:
+    """Plans the launch for the scales of two operands."""
+    return Launch(
+        Kernel("scale_tiles.cuh", "scale_tiles", (("DIGITS", _digits_of(lhs, rhs)),)),
         (lhs.thread_blocks + rhs.thread_blocks, 1, 1),
         (_THREADS, 1, 1),
     )
-    return plan, [lhs.scalar(digits), rhs.scalar(digits)]
+
+
+def tiles_plan(lhs: Scales, rhs: Scales) -> tuple[Launch, list[np.void]]:
+    """`tiles_launch`, and its scalars."""
+    digits = _digits_of(lhs, rhs)
+    return tiles_launch(lhs, rhs), [lhs.scalar(digits), rhs.scalar(digits)]
 
 
 def tiled(*operands: tuple[Matrix, jax.Array]) -> tuple[jax.Array, ...]:
@@ -106,6 +110,11 @@ def tiled(*operands: tuple[Matrix, jax.Array]) -> tuple[jax.Array, ...]:
     plan, scalars = tiles_plan(*found)
     results = [jax.ShapeDtypeStruct(shape_of(*of.counts), jnp.float8_e8m0fnu) for of in found]
     return launch.call(plan, arrays, results, scalars)
+
+
+def _digits_of(lhs: Scales, rhs: Scales) -> int:
+    """How many digits the kernel for both has."""
+    return next(n for n in _DIGITS if n >= max(lhs.digits, rhs.digits))
 
 
 def _digits(shape: Dims, dims: Dims) -> Digits:

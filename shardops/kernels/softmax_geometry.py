@@ -8,6 +8,7 @@ best was found by `benchmarks/softmax_times.py --sweep` on one H200.
 
 import math
 
+from shardops.kernels.sizes import BLOCKS_OF_A_ROW, at_most
 from shardops.kernels.softmax_problem import SoftmaxProblem
 from shardops.kernels.softmax_shape import Geometry, clusters, fits, has_clusters
 from shardops.kernels.target import Target
@@ -290,7 +291,8 @@ def _long(
     """A cluster a row where there are some, else enough blocks to fill the GPU."""
     parts, stages = clusters(target)[-1], 1
     if parts == 1 and problem.rows < 2 * target.sm_count:
-        parts = min(64, -(-2 * target.sm_count // problem.rows), -(-problem.words // 2048))
+        most = min(-(-2 * target.sm_count // problem.rows), -(-problem.words // 2048))
+        parts = at_most(most, BLOCKS_OF_A_ROW)
         stages = min(2, parts)
     threads = resident // least_blocks
     return Geometry("long", threads, parts=parts, min_blocks=least_blocks, stages=stages)

@@ -25,7 +25,14 @@ def plan(lhs, rhs, contracting=ALONG, batch=NOTHING, arch="sm_90"):
 TENSOR = side((48, 64))
 ROWS = side((48, 256), "block_128", (1, 128))
 TILES = side((48, 256), "block_128", (128, 128))
-MX = side((48, 256), "mxfp8", (1, 32))
+
+
+def mx(*shape):
+    return side(shape, "mxfp8", (1, 32))
+
+
+MX = mx(48, 256)
+LONG, LONGER = mx(48, 2**17), mx(48, 2**18)
 PLAIN = side((48, 64), "none", dtype="bfloat16")
 WIDE = side((48, 64), "none", dtype="float32")
 
@@ -46,6 +53,15 @@ WIDE = side((48, 64), "none", dtype="float32")
         (MX, MX, "sm_100", "fp8", "FP8 tensor cores, MXFP8 scales"),
         (MX, ROWS, "sm_100", "float32", "lhs has MXFP8 scales, rhs has scales of 128"),
         (side((8, 64), dtype=E5M2), side((8, 64), dtype=E5M2), "sm_90", "bfloat16", "no E5M2 by"),
+        (MX, mx(2**31, 256), "sm_100", "bfloat16", "rhs has too many scales: 2147483648 x 8"),
+        (
+            mx(2**30, 2**18),
+            LONGER,
+            "sm_100",
+            "bfloat16",
+            "lhs has too many scales: 1073741824 x 8192",
+        ),
+        (mx(2**30, 2**17), LONG, "sm_100", "fp8", "MXFP8 scales"),
     ],
 )
 def test_route(lhs, rhs, arch, route, why):
