@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 # Multiprocessors of GPUs and of their slices, and some between, that packs are planned for. Where
 # a kernel is made for a number of blocks that follows from the multiprocessors, it is one of these
-# or of the second ones: a pack has them all, and serves GPUs of any size.
-SM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 60, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
+# or of the second ones: a pack has them all, and serves GPUs of any size. Of 5 a row is one of few.
+SM_COUNTS = (1, 2, 4, 5, 8, 16, 32, 48, 60, 64, 78, 92, 108, 114, 120, 128, 132, 144, 148, 160, 192)
 # That share a row, a fifth fewer at most than there is room for.
 BLOCKS_OF_A_ROW = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
