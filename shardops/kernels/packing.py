@@ -22,7 +22,7 @@ from shardops.kernels.target import target_for
 # grid alone. It does so by thresholds, and by what divides the rows: one of these is in each case.
 _ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
 _MOST_AT_ONCE = 16  # compilations, of some hundred MB each
-_USUAL_ROWS, _USUAL_SM_COUNT = 8192, 132
+_USUAL = ((8192, 132), (1, 132), (8192, 4), (2**31, 132))  # rows and multiprocessors
 _OWN = {name for family in FAMILIES.values() for name in family.own}  # looked for there alone
 # Requests that are planned for all rows, of those whose usual plan is nearest to what is missing.
 _NEAREST = 8
@@ -146,11 +146,11 @@ def request_for(kernel: Kernel, arch: str) -> Request | None:
     """
     near: list[tuple[int, Request]] = []
     wanted = set(kernel.constants)
-    target = target_for(arch, _USUAL_SM_COUNT)
+    usual = [(rows, target_for(arch, sms)) for rows, sms in _USUAL]
     for length in _lengths(kernel):
         for request in _requests(length, kernel.name):
-            launches = FAMILIES[request.op].launches(request, _USUAL_ROWS, target)
-            planned = [launch.kernel for launch in launches]
+            plan = FAMILIES[request.op].launches
+            planned = [one.kernel for at in usual for one in plan(request, *at)]
             if kernel in planned:
                 return request
             likeness = max((len(wanted & set(other.constants)) for other in planned), default=0)
