@@ -93,7 +93,7 @@ collectives: $(TEST_READY) ## what everyday layouts and layers move, into docs/*
 
 exhaustive: $(TEST_READY) ## thousands of drawn cases where `test` has hundreds
 	SHARDOPS_EXHAUSTIVE=1 $(RUN) -m pytest -n $(WORKERS) --dist load tests/fuzz tests/rules tests/layers_flax \
-	  tests/kernels/test_resources.py tests/kernels/test_packing.py
+	  tests/kernels/test_resources.py tests/kernels/test_packs_of_any_gpu.py
 
 test-versions: ## a smoke part of the tests on every supported pair of Python and JAX found here
 	scripts/test_versions.sh

@@ -289,11 +289,9 @@ ffi::Error Kernel::LaunchOn(int ordinal, cu::Stream stream, std::vector<Region>&
   cu::Result result = driver.functions().LaunchKernelEx(
       &config, functions_[ordinal].load(std::memory_order_acquire), parameters.data(), nullptr);
   if (result != cu::Result::kSuccess) {
-    const char* remedy =
-        spec_.resident ? " All its blocks run at once: where other programs take multiprocessors, "
-                         "SHARDOPS_SM_MARGIN leaves some out."
-                       : "";
-    return driver.Error(kOp, "cuLaunchKernelEx", result, Describe() + remedy);
+    const char* fewer = " All blocks run at once: SHARDOPS_SM_MARGIN makes them fewer.";
+    return driver.Error(kOp, "cuLaunchKernelEx", result,
+                        Describe() + (spec_.resident ? fewer : ""));
   }
   launch_counters.launched.fetch_add(1, std::memory_order_relaxed);
   return ffi::Error::Success();
