@@ -17,35 +17,20 @@ import numpy as np
 
 from shardops.kernels import library
 from shardops.kernels.launch import Launch
+from shardops.kernels.occupancy import (
+    CLUSTER_DIMENSION,
+    MAX_DYNAMIC_SHARED,
+    NON_PORTABLE_CLUSTER,
+    LaunchAttribute,
+    LaunchConfig,
+)
 
-_MAX_DYNAMIC_SHARED = 8
-_NON_PORTABLE_CLUSTER = 14
-_CLUSTER_DIMENSION = 4
 _COOPERATIVE = 2
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PORTABLE_CLUSTER = 8
 _NON_BLOCKING = 1
 _RELAXED_CAPTURE = 2
 _STICKY = (700, 702, 714, 715, 716, 717, 718, 719)  # illegal accesses and the like
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_char * 4),
-        ("value", ctypes.c_uint * 16),
-    )
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
 
 
 class LaunchError(RuntimeError):
@@ -164,16 +149,16 @@ class Call:
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         found = []
         if launch.cluster != (1, 1, 1):
-            found.append(_Attribute(id=_CLUSTER_DIMENSION))
+            found.append(LaunchAttribute(id=CLUSTER_DIMENSION))
             found[-1].value[:3] = launch.cluster
         if launch.early:
-            found.append(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION))
+            found.append(LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION))
             found[-1].value[0] = 1
         if launch.resident:
-            found.append(_Attribute(id=_COOPERATIVE))
+            found.append(LaunchAttribute(id=_COOPERATIVE))
             found[-1].value[0] = 1
-        self._attributes = (_Attribute * len(found))(*found)
-        self._config = _Config(
+        self._attributes = (LaunchAttribute * len(found))(*found)
+        self._config = LaunchConfig(
             (ctypes.c_uint * 3)(*launch.grid),
             (ctypes.c_uint * 3)(*launch.block),
             launch.shared_bytes,
@@ -195,7 +180,7 @@ def _loaded(device: Device, launch: Launch, cubin: bytes) -> ctypes.c_void_p:
     name = launch.kernel.name.encode()
     device.call("cuModuleGetFunction", ctypes.byref(function), module, name)
     if launch.shared_bytes > 48 << 10:
-        device.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, launch.shared_bytes)
+        device.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, launch.shared_bytes)
     if launch.cluster[0] > _PORTABLE_CLUSTER:
-        device.call("cuFuncSetAttribute", function, _NON_PORTABLE_CLUSTER, 1)
+        device.call("cuFuncSetAttribute", function, NON_PORTABLE_CLUSTER, 1)
     return function

@@ -12,9 +12,7 @@ from shardops.kernels.norm_problem import NormProblem, constants_of, register_li
 from shardops.kernels.norm_staged import has_staged_kernels
 from shardops.kernels.quantize_plan import QuantizeProblem, written_constants
 from shardops.kernels.sizes import round_up
-from shardops.kernels.target import Target
-
-_SYSTEM_BYTES = 1024  # that a block of its own takes of shared memory
+from shardops.kernels.target import BLOCK_RESERVE, Target
 
 
 @dataclass(frozen=True)
@@ -61,13 +59,13 @@ class Rows:
         return self.per_thread(norm) * norm.vector * held // 4 + 28
 
     def fits(self, norm: NormProblem, target: Target) -> bool:
-        room = target.shared_bytes + _SYSTEM_BYTES
+        room = target.shared_bytes + BLOCK_RESERVE
         resident = self.threads * self.min_blocks
         return (
             norm.cols > (self.cluster - 1) * self.chunk(norm)
             and resident <= target.threads_per_sm
             and self.registers(norm) <= register_limit(resident)
-            and (self.shared_bytes(norm) + _SYSTEM_BYTES) * self.min_blocks <= room
+            and (self.shared_bytes(norm) + BLOCK_RESERVE) * self.min_blocks <= room
         )
 
 
@@ -102,7 +100,7 @@ def rows_choice(norm: NormProblem, written: QuantizeProblem, target: Target) -> 
     take too many registers in float32; clusters of 8 wait less where more of them are resident.
     """
     layer, cols = norm.kind == "layer", norm.cols
-    if not has_staged_kernels(target) or norm.x == "float32" or norm.add:
+    if not has_staged_kernels(target) or norm.x == "float32":
         return None
     power_of_two = cols & (cols - 1) == 0
     tiles = cols <= 16384 if written.scales == "tensor" else power_of_two and cols <= 8192

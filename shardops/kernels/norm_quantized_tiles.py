@@ -19,7 +19,7 @@ from shardops.kernels.quantize_plan import (
     written_constants,
 )
 from shardops.kernels.sizes import round_up
-from shardops.kernels.target import Target
+from shardops.kernels.target import BLOCK_RESERVE, Target
 
 _CLUSTERS = (1, 2, 4, 8, 16)
 
@@ -97,8 +97,8 @@ def blocks_of(
     lines: bool = False,
 ) -> Tiles:
     """As many blocks a multiprocessor as registers and shared memory allow."""
-    room = target.shared_bytes + 1024
-    shared = _shared_bytes(norm, written, tile, max(1, cluster), lines) + 1024
+    room = target.shared_bytes + BLOCK_RESERVE
+    shared = _shared_bytes(norm, written, tile, max(1, cluster), lines) + BLOCK_RESERVE
     registers = 128 if once else 80
     if target.arch in ("sm_80", "sm_86", "sm_87"):  # which convert to 8 bits by hand
         registers = 160 if written.block > 1 else 128

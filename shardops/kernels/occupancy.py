@@ -20,22 +20,22 @@ _PROBE = b"""
 .visible .entry probe() { ret; }
 """
 _THREADS = 128
-_MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
-_NON_PORTABLE_CLUSTER = 14
-_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
+NON_PORTABLE_CLUSTER = 14
+CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 
 
-class _Attribute(ctypes.Structure):
+class LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
 
 
-class _Config(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("shared_bytes", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("attribute_count", ctypes.c_uint),
     )
 
@@ -55,11 +55,11 @@ def active_clusters(ordinal: int, cluster: int, shared_bytes: int) -> int | None
     try:
         driver = ctypes.CDLL(library.find_library("cuda"))
         with _context(driver, ordinal), _probe(driver) as function:
-            _call(driver, "cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
-            _call(driver, "cuFuncSetAttribute", function, _NON_PORTABLE_CLUSTER, 1)
-            attribute = _Attribute(id=_CLUSTER_DIMENSION)
+            _call(driver, "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared_bytes)
+            _call(driver, "cuFuncSetAttribute", function, NON_PORTABLE_CLUSTER, 1)
+            attribute = LaunchAttribute(id=CLUSTER_DIMENSION)
             attribute.value[:3] = (cluster, 1, 1)
-            config = _Config(
+            config = LaunchConfig(
                 grid=(cluster, 1, 1),
                 block=(_THREADS, 1, 1),
                 shared_bytes=shared_bytes,

@@ -5,9 +5,7 @@ from typing import Literal
 
 from shardops.kernels.sizes import round_up
 from shardops.kernels.softmax_problem import SoftmaxProblem
-from shardops.kernels.target import Target
-
-_RESERVE = 1024  # that the system keeps of a block's shared memory
+from shardops.kernels.target import BLOCK_RESERVE, Target
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def staged_bytes(geometry: Geometry, problem: SoftmaxProblem, operands: int) -> 
 
 def fits(geometry: Geometry, problem: SoftmaxProblem, target: Target, operands: int) -> bool:
     """Whether as many blocks as `min_blocks` share a multiprocessor's memory."""
-    block = staged_bytes(geometry, problem, operands) + _RESERVE
-    return geometry.min_blocks * block <= target.shared_bytes + _RESERVE
+    block = staged_bytes(geometry, problem, operands) + BLOCK_RESERVE
+    return geometry.min_blocks * block <= target.shared_bytes + BLOCK_RESERVE
 
 
 def exchange_bytes(geometry: Geometry, cluster: int) -> int:
