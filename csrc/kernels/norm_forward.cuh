@@ -10,7 +10,7 @@
 // A thread reads its vectors of the row once, keeps them, and writes the same places.
 //
 // All pointers are on 16 bytes.
-#include "norm_values.cuh"
+#include "norm_parameters.cuh"
 #include "reduce.cuh"
 
 constexpr int kCols = COLS;
@@ -56,23 +56,9 @@ __device__ __forceinline__ void scale_row(Vector<X, kLength> (&values)[Slice::kC
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_BLOCKS)
     norm_forward(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                 const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                 const X* __restrict__ add,
-#endif
-                 X* __restrict__ y,
-#if HAS_ADD
-                 X* __restrict__ h,
-#endif
-#if LAYER
-                 float* __restrict__ mean_out,
-#endif
-                 float* __restrict__ rstd_out, long long rows, float epsilon) {
-#if !HAS_BETA
-  constexpr const Beta* beta = nullptr;
-#endif
+                 BETA_PARAMETER ADD_PARAMETER X* __restrict__ y,
+                 H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out, long long rows,
+                 float epsilon) {
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
 

@@ -6,6 +6,7 @@
 // Layout: as in norm_forward.cuh; all arrays on 16 bytes.
 // Threads: CLUSTER blocks of THREADS_PER_ROW threads have one row (row_sums.cuh) and end with it.
 // Small blocks, several to a multiprocessor, so that some load while others write.
+#include "norm_parameters.cuh"
 #include "norm_results.cuh"
 #include "row_sums.cuh"
 
@@ -14,20 +15,9 @@ static_assert(sizeof(RowSums::Buffers) <= SHARED_BYTES, "the plan's size");
 
 extern "C" __global__ void __launch_bounds__(kGroup, MIN_BLOCKS)
     norm_forward_cluster(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                         const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                         const X* __restrict__ add,
-#endif
-                         X* __restrict__ y,
-#if HAS_ADD
-                         X* __restrict__ h,
-#endif
-#if LAYER
-                         float* __restrict__ mean_out,
-#endif
-                         float* __restrict__ rstd_out, long long, float epsilon) {
+                         BETA_PARAMETER ADD_PARAMETER X* __restrict__ y,
+                         H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out, long long,
+                         float epsilon) {
   const unsigned rank = cluster_rank();
   const Part part(rank);
   const long long row = blockIdx.x / kCluster;

@@ -9,6 +9,7 @@
 // the rows are.
 #include "lanes.cuh"
 #include "mean.cuh"
+#include "norm_parameters.cuh"
 #include "norm_results.cuh"
 #include "ragged_slice.cuh"
 
@@ -104,27 +105,13 @@ __device__ __forceinline__ void bring(const RaggedSlice& slice, const Gamma* __r
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     norm_forward_ragged(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                        const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                        const X* __restrict__ add,
-#endif
-                        X* __restrict__ y,
-#if HAS_ADD
-                        X* __restrict__ h,
-#endif
-#if LAYER
-                        float* __restrict__ mean_out,
-#endif
-                        float* __restrict__ rstd_out, long long rows, float epsilon) {
+                        BETA_PARAMETER ADD_PARAMETER X* __restrict__ y,
+                        H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out, long long rows,
+                        float epsilon) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ Moments::Buffers buffers;
   Gamma* const scales = reinterpret_cast<Gamma*>(memory);
   Beta* const biases = reinterpret_cast<Beta*>(memory + kGammaBytes);
-#if !HAS_BETA
-  constexpr const Beta* beta = nullptr;
-#endif
   const int place = static_cast<int>(blockIdx.x) % kPeriod;
   const RaggedSlice slice(place * kCols % kLength);
   Moments moments(buffers, slice);

@@ -6,6 +6,7 @@
 // Threads: as in resident.cuh. Lanes that have a pair together centre their columns on their own
 // mean; the moments of workers and of blocks are merged as in reduce.cuh.
 #include "mean.cuh"
+#include "norm_parameters.cuh"
 #include "norm_results.cuh"
 #include "resident.cuh"
 
@@ -137,26 +138,13 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     norm_forward_resident(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                          const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                          const X* __restrict__ add,
-#endif
-                          X* __restrict__ y,
-#if HAS_ADD
-                          X* __restrict__ h,
-#endif
-#if LAYER
-                          float* __restrict__ mean_out,
-#endif
-                          float* __restrict__ rstd_out, unsigned long long* pairs, long long count,
-                          float epsilon) {
+                          BETA_PARAMETER ADD_PARAMETER X* __restrict__ y,
+                          H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out,
+                          unsigned long long* pairs, long long count, float epsilon) {
   extern __shared__ __align__(128) unsigned char memory[];
 #if HAS_ADD
   const X* const from[kOperands] = {x, add};
 #else
-  constexpr X* h = nullptr;
   const X* const from[kOperands] = {x};
 #endif
   const Rows rows(memory, from, pairs, count);

@@ -7,6 +7,7 @@
 // its own mean and the parts are merged as in reduce.cuh, while the next row's are made.
 #include "exchange.cuh"
 #include "mean.cuh"
+#include "norm_parameters.cuh"
 #include "norm_results.cuh"
 
 constexpr int kLoads = 1 + HAS_ADD;  // x, add; y and h take their places
@@ -146,20 +147,9 @@ __device__ __forceinline__ void scale_edge(const Part& part, Shared row, X* __re
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     norm_forward_staged(const X* __restrict__ x, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                        const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                        const X* __restrict__ add,
-#endif
-                        X* __restrict__ y,
-#if HAS_ADD
-                        X* __restrict__ h,
-#endif
-#if LAYER
-                        float* __restrict__ mean_out,
-#endif
-                        float* __restrict__ rstd_out, long long rows, float epsilon) {
+                        BETA_PARAMETER ADD_PARAMETER X* __restrict__ y,
+                        H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out, long long rows,
+                        float epsilon) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared base = shared_address(memory);
   forget_origin(base);
@@ -168,7 +158,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const X* const from[kLoads] = {x, add};
   X* const to[kLoads] = {y, h};
 #else
-  constexpr X* h = nullptr;
   const X* const from[kLoads] = {x};
   X* const to[kLoads] = {y};
 #endif

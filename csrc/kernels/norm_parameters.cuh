@@ -1,7 +1,8 @@
-// Parameters of a norm that quantises which not every launch has: as quantize_parameters.cuh.
+// Parameters of a norm, forward, which not every launch has: as quantize_parameters.cuh.
+//
+// Order: BETA, ADD, y, H, MEAN.
 #pragma once
 #include "norm_values.cuh"
-#include "quantize_parameters.cuh"
 
 #if HAS_BETA
 #define BETA_PARAMETER const Beta* __restrict__ beta,

@@ -10,6 +10,7 @@
 // fetches its words of the rows to come into places of its own in shared memory, so nobody waits
 // for another's; gamma and beta stay in registers, in float32 where OPEN.
 #include "norm_parameters.cuh"
+#include "quantize_parameters.cuh"
 #include "quantize_vector.cuh"
 #include "row_operands.cuh"
 #include "row_scales.cuh"

@@ -10,6 +10,7 @@
 // registers from their scales to the data; else y is made twice. A cluster has all columns of so
 // many rows, and keeps them in shared memory while the sums of their parts go round.
 #include "norm_parameters.cuh"
+#include "quantize_parameters.cuh"
 #include "quantize_write.cuh"
 #include "tile_statistics.cuh"
 
