@@ -8,7 +8,7 @@
 #define BETA_PARAMETER const Beta* __restrict__ beta,
 #else
 #define BETA_PARAMETER
-constexpr const Beta* beta = nullptr;
+[[maybe_unused]] constexpr const Beta* beta = nullptr;
 #endif
 
 #if HAS_ADD
@@ -17,13 +17,13 @@ constexpr const Beta* beta = nullptr;
 #else
 #define ADD_PARAMETER
 #define H_PARAMETER
-constexpr const X* add = nullptr;
-constexpr X* h = nullptr;
+[[maybe_unused]] constexpr const X* add = nullptr;
+[[maybe_unused]] constexpr X* h = nullptr;
 #endif
 
 #if LAYER
 #define MEAN_PARAMETER float* __restrict__ mean_out,
 #else
 #define MEAN_PARAMETER
-constexpr float* mean_out = nullptr;
+[[maybe_unused]] constexpr float* mean_out = nullptr;
 #endif

@@ -9,12 +9,12 @@
 #define GIVEN_PARAMETER const float* __restrict__ given,
 #else
 #define GIVEN_PARAMETER
-constexpr const float* given = nullptr;
+[[maybe_unused]] constexpr const float* given = nullptr;
 #endif
 
 #if !ROWS
 #define ROW_PARAMETERS
-constexpr unsigned char* data = nullptr;
+[[maybe_unused]] constexpr unsigned char* data = nullptr;
 #elif SCALES
 #define ROW_PARAMETERS unsigned char* __restrict__ data, Scale* __restrict__ scales,
 #else
@@ -22,23 +22,23 @@ constexpr unsigned char* data = nullptr;
 #endif
 #if !COLUMNS
 #define COLUMN_PARAMETERS
-constexpr unsigned char* turned = nullptr;
+[[maybe_unused]] constexpr unsigned char* turned = nullptr;
 #elif SCALES
 #define COLUMN_PARAMETERS unsigned char* __restrict__ turned, Scale* __restrict__ turned_scales,
 #else
 #define COLUMN_PARAMETERS unsigned char* __restrict__ turned,
 #endif
 #if !ROWS || !SCALES
-constexpr Scale* scales = nullptr;
+[[maybe_unused]] constexpr Scale* scales = nullptr;
 #endif
 #if !COLUMNS || !SCALES
-constexpr Scale* turned_scales = nullptr;
+[[maybe_unused]] constexpr Scale* turned_scales = nullptr;
 #endif
 
 #if AMAX
 #define AMAX_PARAMETER unsigned* __restrict__ amax,
 #else
 #define AMAX_PARAMETER
-constexpr unsigned* amax = nullptr;
+[[maybe_unused]] constexpr unsigned* amax = nullptr;
 #endif
 #define RESULT_PARAMETERS ROW_PARAMETERS COLUMN_PARAMETERS AMAX_PARAMETER
