@@ -15,9 +15,9 @@ def compile_all(kernels: Iterable[Kernel], arch: str) -> dict[Kernel, bytes]:
     distinct = list(dict.fromkeys(kernels))
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        codes = pool.map(partial(_code, arch=arch), distinct, chunksize=4)
+        codes = pool.map(partial(code_of, arch=arch), distinct, chunksize=4)
         return dict(zip(distinct, codes, strict=True))
 
 
-def _code(kernel: Kernel, arch: str) -> bytes:
+def code_of(kernel: Kernel, arch: str) -> bytes:
     return compile.cubin(kernel.file, kernel.name, kernel.constants, arch)

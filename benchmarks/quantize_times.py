@@ -16,7 +16,7 @@ import math
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compiling import compile_all
+from norm_runs import launched
 from quantize_shapes import shapes, words_of
 from raw_launch import Call, Device
 from shardops.kernels import compile, packing
@@ -163,7 +164,8 @@ def variants(case: Case, min_blocks: Sequence[int]) -> list[Case]:
     return [with_min_blocks(case, blocks) for blocks in min_blocks]
 
 
-def microseconds(device: Device, case: Case, x: str, codes: dict[Kernel, bytes]) -> float:
+def calls_of(device: Device, case: Case, x: str, codes: dict[Kernel, bytes]) -> list[Call]:
+    """The launches, in order, on arrays of their own."""
     names = {name for arrays in case.arrays for name in arrays}
     held: dict[str, jax.Array] = {}
     for seed, name in enumerate(sorted(names)):
@@ -175,16 +177,14 @@ def microseconds(device: Device, case: Case, x: str, codes: dict[Kernel, bytes])
             fill = 0.01 if name == "scale_inv" else 0.0
             held[name] = jnp.full(-(-size // 4), fill, jnp.float32)
     jax.block_until_ready(held)
-    calls: list[Callable[[], None]] = []
-    parts = zip(case.launches, case.arrays, case.scalars, strict=True)
-    for launch, arrays, scalars in parts:
-        operands = [held[name] for name in arrays]
-        calls.append(Call(device, launch, codes[launch.kernel], operands, list(scalars)))
+    return [
+        Call(device, launch, codes[launch.kernel], [held[name] for name in arrays], list(scalars))
+        for launch, arrays, scalars in zip(case.launches, case.arrays, case.scalars, strict=True)
+    ]
 
-    def run() -> None:
-        for call in calls:
-            call()
 
+def microseconds(device: Device, case: Case, x: str, codes: dict[Kernel, bytes]) -> float:
+    run = launched(calls_of(device, case, x, codes))
     return statistics.median(device.microseconds(run, REPEATS) for _ in range(SERIES))
 
 

@@ -86,6 +86,14 @@ class Case:
         return softmax_plan.backward_plan(self.problem, target, geometry)
 
 
+def shape_of(kind: str, rows: int, keys: int) -> tuple[int, int, int, int]:
+    """[batch, heads, queries, keys] of so many rows; masks are shared by up to 16 heads."""
+    queries = min(keys if kind == "causal" else 1024, rows)
+    batch = max(1, rows // queries)
+    heads = min(16, batch) if kind == "heads" else 1
+    return (batch // heads, heads, queries, keys)
+
+
 @jax.jit
 def _forward(x, hide):
     logits = jnp.where(hide, -jnp.inf, x.astype(jnp.float32) * SCALE)

@@ -27,7 +27,7 @@ from shardops.kernels.resident import Resident
 from shardops.kernels.softmax_plan import Geometry
 from shardops.kernels.target import target_for
 from softmax_candidates import candidates
-from softmax_runs import KINDS, SCALE, Case, RawRun
+from softmax_runs import KINDS, SCALE, Case, RawRun, shape_of
 
 KEYS = (16, 24, 33, 64, 127, 128, 256, 512, 768, 1000, 1001, 1024, 1536, 2048, 2880, 3000, 3001)
 KEYS += (3584, 4096, 5120, 6144, 7168, 8192, 12288, 16384, 20480, 32768, 65536, 262144, 1048576)
@@ -100,21 +100,15 @@ def _options(arguments: Sequence[str]) -> Any:
 
 def _cases(options: Any) -> Iterator[Case]:
     for kind in options.kind.split(","):
-        shapes = options.shape or [_shape(keys, kind, options) for keys in options.keys]
+        size = int(options.mib * 2**20) // TYPE_BYTES[options.dtype]
+        shapes = options.shape or [
+            shape_of(kind, options.rows or max(1, size // keys), keys) for keys in options.keys
+        ]
         for shape in shapes:
             for direction in ("forward", "backward"):
                 unlike = direction == "forward" or kind in ("plain", "causal")
                 if options.only in (None, direction) and unlike:
                     yield Case(direction, kind, shape, options.dtype)
-
-
-def _shape(keys: int, kind: str, options: Any) -> tuple[int, int, int, int]:
-    size = TYPE_BYTES[options.dtype]
-    rows = options.rows or max(1, int(options.mib * 2**20) // (keys * size))
-    queries = min(keys if kind == "causal" else 1024, rows)
-    batch = max(1, rows // queries)
-    heads = min(16, batch) if kind == "heads" else 1
-    return (batch // heads, heads, queries, keys)
 
 
 def _swept(
