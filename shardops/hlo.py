@@ -101,6 +101,9 @@ def received_bytes(collective: Collective) -> float:
     With n devices a group: all-gather (n-1)/n of the result; reduce-scatter (n-1) times the result,
     which is (n-1)/n of the operand; all-reduce twice that of its operand; all-to-all (n-1)/n;
     a permute or broadcast all of it.
+
+    Args:
+      collective: one that `collectives` lists.
     """
     n, size = max(collective.groups, 1), collective.bytes
     match collective.kind:

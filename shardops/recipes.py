@@ -58,7 +58,7 @@ class _Recipe:
         raise NotImplementedError
 
     def dense_quantizers(self) -> DenseQuantizers:
-        """The quantisers of a dense layer; `so.layer_norm_mlp` takes a pair of these."""
+        """The quantisers of a dense layer, one for each role; `so.layer_norm_mlp` takes a pair."""
         return DenseQuantizers(
             input=self.quantizer("input"),
             kernel=self.quantizer("kernel"),
@@ -101,7 +101,13 @@ class DelayedScaling(_Recipe):
         check.one_of(op, "amax_compute", self.amax_compute, ("max", "most_recent"))
 
     def quantizer(self, role: Role = "input", layout: Layout = "rows") -> Quantizer:
-        """A quantiser with an empty history: its first scale is 1 (times 2^margin)."""
+        """A quantiser with an empty history: its first scale is 1 (times 2^margin).
+
+        Args:
+          role: "input" | "kernel" | "gradient": it decides the format.
+          layout: what is written, as in `so.quantize`.
+        Raises: ValueError for another role or layout.
+        """
         return delayed(
             self._format(role, layout),
             layout,
@@ -120,12 +126,20 @@ class CurrentScaling(_Recipe):
 
     Args:
       formats: "HYBRID" | "E4M3".
+    Raises: ValueError for other formats.
+    Source: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433
     """
 
     formats: Formats = "HYBRID"
 
     def quantizer(self, role: Role = "input", layout: Layout = "rows") -> Quantizer:
-        """A quantiser without state."""
+        """A quantiser without state.
+
+        Args:
+          role: "input" | "kernel" | "gradient": it decides the format.
+          layout: what is written, as in `so.quantize`.
+        Raises: ValueError for another role or layout.
+        """
         return stateless(ScalingMode.TENSOR_CURRENT, self._format(role, layout), layout)
 
 
@@ -135,13 +149,20 @@ class Block128Scaling(_Recipe):
 
     Args:
       formats: "HYBRID" | "E4M3".
+    Raises: ValueError for other formats.
     Source: DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, section 3.3
     """
 
     formats: Formats = "HYBRID"
 
     def quantizer(self, role: Role = "input", layout: Layout = "rows") -> Quantizer:
-        """A quantiser without state."""
+        """A quantiser without state.
+
+        Args:
+          role: "input" | "kernel" | "gradient": it decides the format and the block.
+          layout: what is written, as in `so.quantize`.
+        Raises: ValueError for another role or layout.
+        """
         format = self._format(role, layout)
         block = (128, 128) if role == "kernel" else (1, 128)
         return stateless(ScalingMode.BLOCK_128, format, layout, block)
@@ -153,11 +174,18 @@ class MXFP8Scaling(_Recipe):
 
     Args:
       formats: "HYBRID" | "E4M3".
-    Source: OCP Microscaling Formats (MX) 1.0
+    Raises: ValueError for other formats.
+    Source: OCP Microscaling Formats (MX) 1.0, section 6.3
     """
 
     formats: Formats = "HYBRID"
 
     def quantizer(self, role: Role = "input", layout: Layout = "rows") -> Quantizer:
-        """A quantiser without state."""
+        """A quantiser without state.
+
+        Args:
+          role: "input" | "kernel" | "gradient": it decides the format.
+          layout: what is written, as in `so.quantize`.
+        Raises: ValueError for another role or layout.
+        """
         return stateless(ScalingMode.MXFP8, self._format(role, layout), layout, (1, 32))

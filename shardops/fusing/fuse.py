@@ -39,9 +39,9 @@ def fuse(fn: Callable[..., Any]) -> "Fused":
       what nearly; `.explain(*args)` says it without running anything, also of ShapeDtypeStructs.
     Raises: TypeError where fn is not callable, or returns what is neither an array nor a number, a
       string or None.
-    Sharding: that of the ops. On Explicit axes no product is fused whose result its plan moves
-      after its last sum: the epilogue would move more. On Auto axes, where nobody knows before
-      compiling, none of which a sharding is asked; where the partitioner alone has it moved, an
+    Sharding: that of the ops. On Explicit axes no fusion moves more than the code did: an epilogue
+      is where its product's result moves the least, and a sum of terms that are sharded in two ways
+      is left alone. On Auto axes, where the partitioner alone has a product's result moved, an
       epilogue may cost a collective more.
     """
     if not callable(fn):

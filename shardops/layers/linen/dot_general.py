@@ -76,7 +76,11 @@ class DotGeneral(nn.Module):
 
 
 class Einsum(nn.Module):
-    """`jnp.einsum` whose products are those of a recipe without state. Attributes as above."""
+    """`jnp.einsum` whose products are those of a recipe.
+
+    Attributes:
+      recipe: of `so.recipes`, one without state; None: products of the operands as they are.
+    """
 
     recipe: Any = None
 
