@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardops import array_type
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.primitives import check
 from shardops.primitives.quantize import QUANTIZED
 from shardops.rules.spec import Spec, to_partition_spec
@@ -62,7 +62,7 @@ def gather(w: jax.Array, spec: PartitionSpec) -> jax.Array:
     if wanted is None or mesh.empty or {*mesh.axis_names} - {*mesh.explicit_axes}:
         want = "a PartitionSpec, on a mesh of Explicit axes alone"
         fix = "On Auto axes the partitioner decides where a saved value lies."
-        raise ValueError(wrong("gather", "spec", f"{spec!r} on {mesh}", want, fix))
+        raise ValueError(wrong("gather", "spec", f"{shown(spec)} on {mesh}", want, fix))
     return checkpoint_name(_gathered(mesh, array_type.type_spec(w), wanted, w), GATHERED)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from shardops.errors import shown
+
 
 @dataclass(frozen=True)
 class Config:
@@ -81,12 +83,14 @@ def runs_as_kernel(op: str) -> bool:
 def _regex(name: str, text: str) -> str:
     fix = "Use '.*' for all ops, '' for none."
     if not isinstance(text, str):
-        raise TypeError(f"{name} is {text!r}; expected a regular expression as a string. {fix}")
+        raise TypeError(
+            f"{name} is {shown(text)}; expected a regular expression as a string. {fix}"
+        )
     try:
         re.compile(text)
     except re.error as error:
         raise ValueError(
-            f"{name} is {text!r}; expected a regular expression ({error}). {fix}"
+            f"{name} is {shown(text)}; expected a regular expression ({error}). {fix}"
         ) from error
     return text
 
@@ -99,12 +103,14 @@ def _text(name: str, default: str) -> str:
 def _flag(name: str, default: bool) -> bool:
     text = _text(name, "1" if default else "0")
     if text not in ("0", "1"):
-        raise ValueError(f"{name} is {text!r}; expected 0 or 1. Correct the environment.")
+        raise ValueError(f"{name} is {shown(text)}; expected 0 or 1. Correct the environment.")
     return text == "1"
 
 
 def _count(name: str, default: int) -> int:
     text = _text(name, str(default))
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{name} is {text!r}; expected an integer >= 0. Correct the environment.")
+        raise ValueError(
+            f"{name} is {shown(text)}; expected an integer >= 0. Correct the environment."
+        )
     return int(text)

@@ -19,7 +19,7 @@ of these: `dataclasses.replace(quantizer, format="float8_e5m2")`.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.primitives import check
 from shardops.primitives.scaling import ScalingMode
 from shardops.quantizer import AmaxCompute, DenseQuantizers, Quantizer, delayed, stateless
@@ -97,7 +97,7 @@ class DelayedScaling(_Recipe):
                 raise TypeError(wrong(op, name, got, "an int", fix))
             if not least <= value <= most:
                 want, fix = f"{least} to {most}", f"The default is {_DEFAULTS[name]}."
-                raise ValueError(wrong(op, name, repr(value), want, fix))
+                raise ValueError(wrong(op, name, shown(value), want, fix))
         check.one_of(op, "amax_compute", self.amax_compute, ("max", "most_recent"))
 
     def quantizer(self, role: Role = "input", layout: Layout = "rows") -> Quantizer:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.explaining.names import Dims
 from shardops.placing import placed
 from shardops.primitives.gemm_op import GemmOp
@@ -49,27 +49,27 @@ def parse(text: str) -> Equation:
     sides = text.split("->")
     operands = sides[0].split(",")
     if len(sides) != 2 or len(operands) != 2:
-        raise _refusal("the einsum", repr(text), "'dims, dims -> dims'", "Try 'm k, k n -> m n'.")
+        raise _refusal("the einsum", shown(text), "'dims, dims -> dims'", "Try 'm k, k n -> m n'.")
     terms = [*operands, sides[1]]
     words = any(len(t.split()) > 1 for t in terms)
     lhs, rhs, out = (tuple(t.split() if words else t.strip()) for t in terms)
     for name, dims in (("lhs", lhs), ("rhs", rhs), ("out", out)):
         for d in dims:
             if not re.fullmatch(r"\w+", d):
-                fix = f"Dim {d!r} of {name} is no name."
-                raise _refusal("the einsum", repr(text), "dims that are names", fix)
+                fix = f"Dim {shown(d)} of {name} is no name."
+                raise _refusal("the einsum", shown(text), "dims that are names", fix)
             if dims.count(d) > 1:
-                fix = f"Dim {d!r} is twice in {name}."
-                raise _refusal("the einsum", repr(text), "each dim once in an operand", fix)
+                fix = f"Dim {shown(d)} is twice in {name}."
+                raise _refusal("the einsum", shown(text), "each dim once in an operand", fix)
     for d in out:
         if d not in lhs and d not in rhs:
-            fix = f"Dim {d!r} of out is in neither lhs nor rhs."
-            raise _refusal("the einsum", repr(text), "dims of the operands in the result", fix)
+            fix = f"Dim {shown(d)} of out is in neither lhs nor rhs."
+            raise _refusal("the einsum", shown(text), "dims of the operands in the result", fix)
     for name, dims, other in (("lhs", lhs, rhs), ("rhs", rhs, lhs)):
         for d in dims:
             if d not in other and d not in out:
-                fix = f"Dim {d!r} is in {name} only, which would be a sum of it: sum it first."
-                raise _refusal("the einsum", repr(text), "a product of two operands", fix)
+                fix = f"Dim {shown(d)} is in {name} only, which would be a sum of it: sum it first."
+                raise _refusal("the einsum", shown(text), "a product of two operands", fix)
     return Equation(lhs, rhs, out)
 
 
@@ -79,10 +79,11 @@ def sizes_of(argument: str, text: str) -> dict[str, int]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, _, number = (p.strip() for p in part.partition("="))
         if not (name and number.isdecimal() and int(number) > 0):
-            raise _refusal(argument, repr(text), "name=size pairs", f"{part!r} is none.")
+            raise _refusal(argument, shown(text), "name=size pairs", f"{shown(part)} is none.")
         if found.get(name, int(number)) != int(number):
-            fix = f"{name!r} is given {found[name]} and {number}: dims of one name are of one size."
-            raise _refusal(argument, repr(text), "one size a name", fix)
+            twice = f"{shown(name)} is given {found[name]} and {number}"
+            fix = f"{twice}: dims of one name are of one size."
+            raise _refusal(argument, shown(text), "one size a name", fix)
         found[name] = int(number)
     return found
 
@@ -95,7 +96,7 @@ def spec_of(argument: str, text: str, dims: Dims, mesh: Sizes) -> Spec:
     """
     entries = [e.strip() for e in text.split(",")] if text.strip() else [""] * len(dims)
     if len(entries) != len(dims):
-        has = f"{text!r}, {len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+        has = f"{shown(text)}, {len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
         fix = "An entry may be empty: 'dp,,tp'."
         raise _refusal(argument, has, f"{len(dims)}, one for each of {' '.join(dims)}", fix)
     spec = tuple(tuple(a.strip() for a in e.split("+")) if e else () for e in entries)
@@ -103,11 +104,11 @@ def spec_of(argument: str, text: str, dims: Dims, mesh: Sizes) -> Spec:
     for dim, axes in zip(dims, spec, strict=True):
         for axis in axes:
             if axis not in mesh:
-                fix = f"{axis!r} on dim {dim} is none of them."
-                raise _refusal(argument, repr(text), f"axes of the mesh {', '.join(mesh)}", fix)
+                fix = f"{shown(axis)} on dim {dim} is none of them."
+                raise _refusal(argument, shown(text), f"axes of the mesh {', '.join(mesh)}", fix)
             if axis in where:
-                fix = f"{axis!r} is on dim {where[axis]} and on dim {dim}: drop one."
-                raise _refusal(argument, repr(text), "each mesh axis once", fix)
+                fix = f"{shown(axis)} is on dim {where[axis]} and on dim {dim}: drop one."
+                raise _refusal(argument, shown(text), "each mesh axis once", fix)
             where[axis] = dim
     return spec
 
@@ -135,12 +136,12 @@ def record_of(
     lhs, rhs = equation.lhs, equation.rhs
     _check_shape(equation, shape)
     if dtype not in _ITEMSIZES:
-        raise _refusal("--dtype", repr(dtype), " | ".join(DTYPES), "Choose one of these.")
+        raise _refusal("--dtype", shown(dtype), " | ".join(DTYPES), "Choose one of these.")
     for d in batch_like:
         if d not in (*lhs, *rhs):
-            fix = f"{d!r} is none of them."
+            fix = f"{shown(d)} is none of them."
             raise _refusal(
-                "--batch-dims", repr(d), f"dims of {' '.join(lhs)} or {' '.join(rhs)}", fix
+                "--batch-dims", shown(d), f"dims of {' '.join(lhs)} or {' '.join(rhs)}", fix
             )
     offered = spec_of("--lhs", specs[0], lhs, mesh), spec_of("--rhs", specs[1], rhs, mesh)
     wanted = _wanted(equation, shape, mesh, specs[2])
@@ -173,11 +174,11 @@ def _check_shape(equation: Equation, shape: Mapping[str, int]) -> None:
         for d in named:
             if d not in shape:
                 fix = f"Add {d}=<size>, which {operand} has."
-                raise _refusal("--shape", f"without {d!r}", f"sizes of {', '.join(dims)}", fix)
+                raise _refusal("--shape", f"without {shown(d)}", f"sizes of {', '.join(dims)}", fix)
     for d in shape:
         if d not in dims:
-            fix = f"Drop {d!r}, or name it in the einsum."
-            raise _refusal("--shape", f"with {d!r}", f"sizes of {', '.join(dims)}", fix)
+            fix = f"Drop {shown(d)}, or name it in the einsum."
+            raise _refusal("--shape", f"with {shown(d)}", f"sizes of {', '.join(dims)}", fix)
 
 
 def _wanted(
@@ -190,7 +191,7 @@ def _wanted(
     for d, axes in zip(equation.out, given, strict=True):
         if shape[d] % shards(axes, mesh):
             fix = f"Dim {d} of out has {shape[d]} elements for {shards(axes, mesh)} devices."
-            raise _refusal("--out", repr(text), "axes that divide the result", fix)
+            raise _refusal("--out", shown(text), "axes that divide the result", fix)
     by_name = dict(zip(equation.out, given, strict=True))
     return tuple(by_name[d] for d in equation.computed)
 

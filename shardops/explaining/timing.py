@@ -2,6 +2,7 @@
 
 from math import prod
 
+from shardops.errors import shown
 from shardops.rules.hardware import LINKS, Link
 from shardops.rules.parts import size_of
 from shardops.rules.spec import Sizes
@@ -12,8 +13,8 @@ def link_named(name: str) -> Link:
     """A link of the hardware table. Raises ValueError for another name."""
     if name not in LINKS:
         raise ValueError(
-            f"explain: link is {name!r}; expected one of {', '.join(LINKS)}. Choose the one that "
-            "joins your devices."
+            f"explain: link is {shown(name)}; expected one of {', '.join(LINKS)}. Choose the one "
+            "that joins your devices."
         )
     return LINKS[name]
 

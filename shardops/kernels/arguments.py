@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardops.errors import shown
+
 _MOST = 2**40  # elements of a row, or rows: more than any GPU's memory holds
 
 
@@ -23,7 +25,7 @@ def some(allowed: Sequence[str]) -> Any:
         for word in found:
             if word not in allowed:
                 raise argparse.ArgumentTypeError(
-                    f"is {word!r}; expected one of {', '.join(allowed)}"
+                    f"is {shown(word)}; expected one of {', '.join(allowed)}"
                 )
         if not found:
             raise argparse.ArgumentTypeError(f"is empty; expected some of {', '.join(allowed)}")
@@ -41,12 +43,14 @@ def arches(text: str) -> tuple[str, ...]:
 
 def arch(text: str) -> str:
     if not re.fullmatch(r"sm_\d+[af]?", text):
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected an architecture such as sm_90")
+        raise argparse.ArgumentTypeError(
+            f"is {shown(text)}; expected an architecture such as sm_90"
+        )
     if not text[-1].isdecimal():  # a run looks for the kernels of its device's plain name
         plain = text.rstrip("af")
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected no suffix. Write {plain}")
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected no suffix. Write {plain}")
     if int(text.removeprefix("sm_")) < 80:
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected sm_80 or newer")
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected sm_80 or newer")
     return text
 
 
@@ -56,14 +60,14 @@ def counts(text: str) -> tuple[int, ...]:
 
 def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected an integer >= 1")
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected an integer >= 1")
     if int(text) > _MOST:
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected at most 2^40 = {_MOST}")
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected at most 2^40 = {_MOST}")
     return int(text)
 
 
 def _nonempty(words: Iterable[str], text: str) -> list[str]:
     found = list(words)
     if not found:
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected integers >= 1")
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected integers >= 1")
     return found

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.op import compiled, with_derivative
 from shardops.primitives.gemm_op import ACTIVATIONS, Activation
 
@@ -25,7 +25,7 @@ def check_activation(op: str, value: Any) -> None:
     if isinstance(value, tuple | list) or value not in _SINGLE:
         want = " | ".join(repr(a) for a in _SINGLE)
         fix = "Pairs are for layer_norm_mlp." if isinstance(value, tuple | list) else "Choose one."
-        raise ValueError(wrong(op, "activation", repr(value), want, fix))
+        raise ValueError(wrong(op, "activation", shown(value), want, fix))
 
 
 def check_gated(op: str, value: Any) -> tuple[Activation | None, Gated | None]:
@@ -37,7 +37,7 @@ def check_gated(op: str, value: Any) -> tuple[Activation | None, Gated | None]:
     if len(value) != 2 or any(factor not in factors for factor in value):
         want = f"a pair of {' | '.join(map(repr, factors))}"
         fix = "The first is of kernels[0][:, 0], the second of kernels[0][:, 1]."
-        raise ValueError(wrong(op, "activation", repr(value), want, fix))
+        raise ValueError(wrong(op, "activation", shown(value), want, fix))
     return None, (value[0], value[1])
 
 

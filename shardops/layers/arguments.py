@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.primitives.scaling import FLOATS
 
 
 def integer(op: str, argument: str, value: Any) -> int:
     """A Python int: sizes and dims are static."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        got = repr(value) if isinstance(value, float | bool | str) else f"a {type(value).__name__}"
+        got = shown(value) if isinstance(value, float | bool | str) else f"a {type(value).__name__}"
         raise TypeError(wrong(op, argument, got, "an int", "It is static: pass a Python int."))
     return int(value)
 
@@ -24,7 +24,7 @@ def count(op: str, argument: str, value: Any) -> int:
     """How many features or heads."""
     size = integer(op, argument, value)
     if size < 1:
-        raise ValueError(wrong(op, argument, repr(value), "at least 1", "Give it one at least."))
+        raise ValueError(wrong(op, argument, shown(value), "at least 1", "Give it one at least."))
     return size
 
 
@@ -45,7 +45,7 @@ def positive(op: str, argument: str, value: Any, fix: str) -> None:
     number = not isinstance(value, bool) and isinstance(value, int | float | np.number)
     if not number or not value > 0 or not isfinite(value):
         error = ValueError if number else TypeError
-        raise error(wrong(op, argument, repr(value), "a positive number", fix))
+        raise error(wrong(op, argument, shown(value), "a positive number", fix))
 
 
 def dtypes(op: str, dtype: Any, param_dtype: Any = jnp.float32) -> None:
@@ -56,7 +56,7 @@ def dtypes(op: str, dtype: Any, param_dtype: Any = jnp.float32) -> None:
         try:
             name = "None" if value is None else jnp.dtype(value).name
         except TypeError:
-            name = repr(value)
+            name = shown(value)
         if name not in FLOATS:
             fix = "Operands of other dtypes are a recipe's (recipe=)."
             raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), fix))
@@ -78,9 +78,9 @@ def names(op: str, argument: str, value: Any, rank: int) -> tuple[str | None, ..
         return None
     fix = "Give each dim a name or None."
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(wrong(op, argument, repr(value), "a tuple of names", fix))
+        raise TypeError(wrong(op, argument, shown(value), "a tuple of names", fix))
     if len(value) != rank:
-        raise ValueError(wrong(op, argument, repr(tuple(value)), f"{rank} entries", fix))
+        raise ValueError(wrong(op, argument, shown(tuple(value)), f"{rank} entries", fix))
     return tuple(value)
 
 
@@ -91,7 +91,7 @@ def rules(value: Any) -> tuple[tuple[str, Any], ...]:
         raise TypeError(wrong("layers", "rules", "a mapping", _PAIRS, fix))
     if isinstance(value, str) or not isinstance(value, Sequence):
         fix = "Take those of shardops.layers.presets, or write pairs."
-        raise TypeError(wrong("layers", "rules", repr(value), _PAIRS, fix))
+        raise TypeError(wrong("layers", "rules", shown(value), _PAIRS, fix))
     return tuple(_rule(rule) for rule in value)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 import shardops as so
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers import states
 from shardops.primitives import check
 
@@ -27,7 +27,7 @@ class DotGeneral:
         if states.fresh("DotGeneral", recipe) is not None:
             want = "a recipe without state"
             fix = "Take CurrentScaling, or the modules of shardops.layers, which keep state."
-            raise ValueError(wrong("DotGeneral", "recipe", repr(recipe), want, fix))
+            raise ValueError(wrong("DotGeneral", "recipe", shown(recipe), want, fix))
         self.recipe = recipe
 
     def __call__(

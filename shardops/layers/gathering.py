@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from shardops import array_type
 from shardops.checkpoint_policies import GATHERED
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers.names import named_data
 from shardops.layers.operands import Both
 from shardops.primitives import check
@@ -24,16 +24,16 @@ def check_input_sharding(op: str, x: jax.Array, spec: Any) -> None:
     if not isinstance(spec, PartitionSpec) or {*mesh.axis_names} - {*mesh.explicit_axes}:
         want = "a PartitionSpec, on a mesh of Explicit axes alone"
         fix = "Leave it out: the product gathers its operands itself."
-        raise ValueError(wrong(op, "input_sharding", f"{spec!r} on {mesh}", want, fix))
+        raise ValueError(wrong(op, "input_sharding", f"{shown(spec)} on {mesh}", want, fix))
     if mesh.empty:
         want, fix = "None where there is no mesh", "Set one with jax.set_mesh, or leave it out."
-        raise ValueError(wrong(op, "input_sharding", repr(spec), want, fix))
+        raise ValueError(wrong(op, "input_sharding", shown(spec), want, fix))
     have = array_type.type_spec(x)
     wanted = check.out_sharding(op, spec, x.shape, mesh, "input_sharding")
     if wanted is None or any(a[: len(b)] != b for a, b in zip(have, wanted, strict=True)):
         want = f"leading axes of each dim of {to_partition_spec(have)}, or none"
         fix = "It is gathered, and moved nowhere else: reshard x first."
-        raise ValueError(wrong(op, "input_sharding", repr(spec), want, fix))
+        raise ValueError(wrong(op, "input_sharding", shown(spec), want, fix))
 
 
 def gathered(x: Both, spec: Spec) -> Both:

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardops import array_type
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers.activations import Activation, Gated, check_gated, gated
 from shardops.layers.dense import Dims, linear
 from shardops.layers.norm_dense import Norm
@@ -182,4 +182,4 @@ def _check_batch_dims(op: str, x: jax.Array, kernel: Any, dims: Any) -> None:
     if of_kernel or x.ndim - 1 in of_x:
         want = f"dims of x before its last one, {x.ndim - 1}, and none of the kernels"
         fix = "Pass ((0,), ()) where the first dim of x is the batch."
-        raise ValueError(wrong(op, "batch_dims", repr((of_x, of_kernel)), want, fix))
+        raise ValueError(wrong(op, "batch_dims", shown((of_x, of_kernel)), want, fix))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardops import array_type
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers import arguments
 from shardops.layers.axes import Layout, Names, Rules, on_mesh, resolvable, resolve
 from shardops.layers.transformer import Heads
@@ -73,7 +73,7 @@ def axis_for(inputs: tuple[int, ...], axis: int | Sequence[int]) -> tuple[int, .
     dims = arguments.dims("Dense", "axis", axis)
     if len(dims) != len(inputs):
         fix = "Each input dim of the kernel is a dim of x."
-        raise ValueError(wrong("Dense", "axis", repr(axis), f"{len(inputs)} dims", fix))
+        raise ValueError(wrong("Dense", "axis", shown(axis), f"{len(inputs)} dims", fix))
     return dims
 
 
@@ -108,7 +108,7 @@ def heads_of(kind: str, padded: bool, features: int, **options: Any) -> Heads:
     """The attention of a transformer layer, of a decoder or of an encoder."""
     if kind not in KINDS:
         want = " | ".join(repr(k) for k in KINDS)
-        raise ValueError(wrong("TransformerLayer", "kind", repr(kind), want, "Choose one."))
+        raise ValueError(wrong("TransformerLayer", "kind", shown(kind), want, "Choose one."))
     mask = {"causal": ("causal", "padding_causal"), "none": ("none", "padding")}[KINDS[kind]]
     num_heads, kv, head_dim = (options.pop(n) for n in ("num_heads", "num_kv_heads", "head_dim"))
     op = "TransformerLayer"
@@ -129,7 +129,7 @@ def check_split(op: str, heads: Heads, rules: Rules) -> None:
             fix = "Map 'kv_heads' to None (a preset's replicate_kv=True)."
             if name == "heads":
                 fix = "Take other numbers, or map 'heads' to None."
-            raise ValueError(wrong(op, argument, repr(count), want, fix))
+            raise ValueError(wrong(op, argument, shown(count), want, fix))
 
 
 def _check_parameter(
@@ -140,7 +140,7 @@ def _check_parameter(
     given = [name for name in names if name is not None]
     if len({*given}) < len(given):
         fix = "Give the dims different names, or None."
-        raise ValueError(wrong(op, argument, repr(names), "each name once", fix))
+        raise ValueError(wrong(op, argument, shown(names), "each name once", fix))
     if not sizes or not resolvable(names, rules):
         return
     lies = on_mesh(names, rules)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers.axes import ACTIVATIONS, NAMES, Layout, Rules, ordered, resolve
 
 __all__ = [
@@ -107,7 +107,7 @@ def spec(rules: Rules, *names: str | None) -> PartitionSpec:
         if name not in known:
             fix = "Misspelt? Give it a rule, or pass None."
             want = "one of " + ", ".join(sorted(known - {None}))
-            raise ValueError(wrong("presets.spec", "names", repr(name), want, fix))
+            raise ValueError(wrong("presets.spec", "names", shown(name), want, fix))
     return resolve(names, rules)
 
 
@@ -116,10 +116,10 @@ def _rules(**axes: Any) -> Rules:
         if not all(isinstance(a, str) for a in _several(axis)):
             fix = "Name an axis, or several in a tuple."
             want = "the name of a mesh axis, a tuple of them or None"
-            raise TypeError(wrong("presets", f"the axis of {name!r}", repr(axis), want, fix))
+            raise TypeError(wrong("presets", f"the axis of {shown(name)}", shown(axis), want, fix))
     both = {*_several(axes.get("batch"))} & {*_several(axes.get("heads"))}
     if both:
-        got = f"{axes['batch']!r}, and that of 'heads' {axes['heads']!r}"
+        got = f"{shown(axes['batch'])}, and that of 'heads' {shown(axes['heads'])}"
         fix = "An axis cuts the batch or the model: take another one for either."
         raise ValueError(wrong("presets", "the axis of 'batch'", got, "different axes", fix))
     return tuple((name, axes.get(name)) for name in NAMES)

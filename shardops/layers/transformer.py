@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import shardops as so
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers import arguments
 from shardops.layers.attention import MASK_KINDS, Implementation, MaskKind, attention, rotary
 from shardops.layers.axes import Layout
@@ -64,11 +64,11 @@ class Heads:
         if num_heads % kv:
             want = f"a divisor of num_heads, {num_heads}"
             fix = "Each head of keys serves a whole group of queries."
-            raise ValueError(wrong(op, "num_kv_heads", repr(kv), want, fix))
+            raise ValueError(wrong(op, "num_kv_heads", shown(kv), want, fix))
         if head_dim is None and features % num_heads:
             want = f"a divisor of the {features} features"
             fix = "Or pass head_dim: heads may have any number of features."
-            raise ValueError(wrong(op, "num_heads", repr(num_heads), want, fix))
+            raise ValueError(wrong(op, "num_heads", shown(num_heads), want, fix))
         head_dim = features // num_heads if head_dim is None else head_dim
         theta = rest.get("rope_theta")
         if theta is not None:
@@ -76,7 +76,7 @@ class Heads:
             arguments.positive(op, "rope_theta", theta, fix)
         if theta is not None and head_dim % 2:
             fix = "Rotary positions turn pairs of features."
-            raise ValueError(wrong(op, "head_dim", repr(head_dim), "an even number", fix))
+            raise ValueError(wrong(op, "head_dim", shown(head_dim), "an even number", fix))
         check.one_of(op, "mask_kind", rest.get("mask_kind", "none"), MASK_KINDS)
         allowed = (None, "cudnn", "softmax")
         check.one_of(op, "implementation", rest.get("implementation"), allowed)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.primitives.check_scaled import scaled
 from shardops.primitives.scaling import FLOATS
 from shardops.rules.spec import Spec, axes_in, shards, to_spec
@@ -54,8 +54,8 @@ def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
     """The name of a supported float dtype."""
     try:
         name = jnp.dtype(default if value is None else value).name
-    except TypeError:
-        name = repr(value)
+    except Exception:  # JAX's own message may fail on what has no repr
+        name = shown(value)
     if name not in FLOATS:
         raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), "Cast the result instead."))
     return name
@@ -82,7 +82,7 @@ def one_of(op: str, argument: str, value: Any, allowed: Sequence[Any]) -> None:
     # Arrays, which have no hash, do not say whether they equal a name.
     if not isinstance(value, Hashable) or value not in allowed:
         want = " | ".join(repr(a) for a in allowed)
-        raise ValueError(wrong(op, argument, repr(value), want, "Choose one of these."))
+        raise ValueError(wrong(op, argument, shown(value), want, "Choose one of these."))
 
 
 def shape(op: str, argument: str, array: jax.Array, want: tuple[int, ...]) -> None:
@@ -98,13 +98,13 @@ def dims_of(op: str, argument: str, dims: Sequence[int], array: jax.Array) -> tu
     out = []
     for d in dims:
         if isinstance(d, bool) or not isinstance(d, int | np.integer):
-            raise TypeError(wrong(op, argument, repr(dims), "integers", "Pass dims as ints."))
+            raise TypeError(wrong(op, argument, shown(dims), "integers", "Pass dims as ints."))
         if not -array.ndim <= d < array.ndim:
             raise ValueError(
                 wrong(
                     op,
                     argument,
-                    repr(tuple(dims)),
+                    shown(tuple(dims)),
                     f"dims of an array of shape {array.shape}",
                     f"Dim {d} does not exist.",
                 )
@@ -112,7 +112,7 @@ def dims_of(op: str, argument: str, dims: Sequence[int], array: jax.Array) -> tu
         out.append(int(d) % array.ndim)
     if len(set(out)) < len(out):
         raise ValueError(
-            wrong(op, argument, repr(tuple(dims)), "each dim once", "Drop the repeated dim.")
+            wrong(op, argument, shown(tuple(dims)), "each dim once", "Drop the repeated dim.")
         )
     return tuple(out)
 
@@ -125,7 +125,7 @@ def dim_pair(
         of_lhs, of_rhs = (tuple(p) for p in pair)
     except (TypeError, ValueError):
         raise TypeError(
-            wrong(op, argument, repr(pair), "(dims of lhs, dims of rhs)", "Pass two sequences.")
+            wrong(op, argument, shown(pair), "(dims of lhs, dims of rhs)", "Pass two sequences.")
         ) from None
     return dims_of(op, f"{argument}[0]", of_lhs, lhs), dims_of(op, f"{argument}[1]", of_rhs, rhs)
 
@@ -137,7 +137,7 @@ def paired_dims(
     of_lhs, of_rhs = dim_pair(op, argument, pair, lhs, rhs)
     if len(of_lhs) != len(of_rhs):
         raise ValueError(
-            wrong(op, argument, repr((of_lhs, of_rhs)), "as many of lhs as of rhs", "Pair them.")
+            wrong(op, argument, shown((of_lhs, of_rhs)), "as many of lhs as of rhs", "Pair them.")
         )
     for i, j in zip(of_lhs, of_rhs, strict=True):
         if lhs.shape[i] != rhs.shape[j]:
@@ -171,7 +171,7 @@ def out_sharding(
     if not isinstance(value, PartitionSpec):
         want = 'a PartitionSpec, "cheapest" or None'
         error = ValueError if isinstance(value, str) else TypeError
-        raise error(wrong(op, argument, repr(value), want, "Pass jax.P(...)."))
+        raise error(wrong(op, argument, shown(value), want, "Pass jax.P(...)."))
     if value.reduced:
         want = "no reduced axes"
         raise ValueError(wrong(op, argument, str(value), want, "They belong on operands."))
@@ -183,7 +183,7 @@ def out_sharding(
     for axis in sorted(value.unreduced):
         if axis not in mesh.axis_names:
             have = f"unreduced axes of the mesh, {mesh.axis_names}"
-            raise ValueError(wrong(op, argument, str(value), have, f"Rename {axis!r}."))
+            raise ValueError(wrong(op, argument, str(value), have, f"Rename {shown(axis)}."))
     if len(value) > len(out_shape):
         want = f"at most {len(out_shape)} entries, one a dim of the result {out_shape}"
         raise ValueError(wrong(op, argument, str(value), want, "Drop the entries beyond."))
@@ -193,7 +193,7 @@ def out_sharding(
     for axis in axes_in(spec):
         if axis not in free:
             have = f"axes of the mesh that are not manual, {tuple(free)}"
-            fix = f"Rename {axis!r}, or set the mesh with jax.set_mesh."
+            fix = f"Rename {shown(axis)}, or set the mesh with jax.set_mesh."
             raise ValueError(wrong(op, argument, str(value), have, fix))
     for dim, axes in enumerate(spec):
         if out_shape[dim] % shards(axes, free):
@@ -257,5 +257,5 @@ def epsilon(op: str, value: Any) -> float:
     numbers = np.finfo(np.float32)
     if value != 0 and not float(numbers.tiny) <= value <= float(numbers.max):
         want = f"0 or a float32 of {numbers.tiny:.4g} to {numbers.max:.4g}"
-        raise ValueError(wrong(op, "epsilon", repr(value), want, "Use 1e-6."))
+        raise ValueError(wrong(op, "epsilon", shown(value), want, "Use 1e-6."))
     return float(value)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.primitives.scaling import FLOATS, FORMATS, ScalingMode
 from shardops.rules.scales import scale_shape
 
@@ -35,7 +35,7 @@ def _parts(op: str, name: str, value: Any) -> None:
         raise ValueError(wrong(op, f"{name}.{what}", got, want, fix))
 
     if not isinstance(value.mode, ScalingMode):
-        refuse("mode", repr(value.mode), "a ScalingMode")
+        refuse("mode", shown(value.mode), "a ScalingMode")
     if value.dtype.name not in FLOATS:
         refuse("dtype", value.dtype.name, " | ".join(FLOATS))
     for prefix, part in (("", value), ("transposed_", value.transposed)):
@@ -52,7 +52,7 @@ def _parts(op: str, name: str, value: Any) -> None:
             length and not ({*block} <= {1, length} and 1 <= block.count(length) <= most)
         ):
             want = f"{length} along {most} dims at most, 1 along the others" if length else "None"
-            refuse("block", repr(part.block), want)
+            refuse("block", shown(part.block), want)
         scales = "float8_e8m0fnu" if value.mode is ScalingMode.MXFP8 else "float32"
         have, of = part.scale_inv, scale_shape(shape, part.block)
         if have is None or have.dtype.name != scales or have.shape != of:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops import array_type, config
+from shardops.errors import shown
 from shardops.primitives import check
 from shardops.primitives.gemm import OutSharding, product
 from shardops.primitives.gemm_op import GemmOp
@@ -52,8 +53,8 @@ def dot_general(
         contracting, batch = dimension_numbers
     except (TypeError, ValueError):
         raise TypeError(
-            f"dot_general: dimension_numbers is {dimension_numbers!r}; expected ((contracting of "
-            "lhs, of rhs), (batch of lhs, of rhs)). Pass two pairs."
+            f"dot_general: dimension_numbers is {shown(dimension_numbers)}; expected ((contracting "
+            "of lhs, of rhs), (batch of lhs, of rhs)). Pass two pairs."
         ) from None
     contracting = check.paired_dims("dot_general", "contracting dims", contracting, lhs, rhs)
     batch = check.paired_dims("dot_general", "batch dims", batch, lhs, rhs)
@@ -102,8 +103,8 @@ def _dtype(preferred: Any) -> Any:
         return jnp.dtype(preferred)
     except TypeError as error:
         raise TypeError(
-            f"dot_general: preferred_element_type is {preferred!r}; expected a dtype. Pass one "
-            "such as jnp.float32."
+            f"dot_general: preferred_element_type is {shown(preferred)}; expected a dtype. Pass "
+            "one such as jnp.float32."
         ) from error
 
 
@@ -138,7 +139,7 @@ def _canonical(precision: Any) -> jax.lax.Precision | None:
             raise ValueError("one a side")
     except ValueError as error:
         raise ValueError(
-            f"dot_general: precision is {precision!r}; expected None, a jax.lax.Precision, one of "
-            "its names, or a pair of these. Use 'highest' for full float32."
+            f"dot_general: precision is {shown(precision)}; expected None, a jax.lax.Precision, "
+            "one of its names, or a pair of these. Use 'highest' for full float32."
         ) from error
     return max(given, key=lambda p: p.value, default=None)

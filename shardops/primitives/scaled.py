@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops import array_type, routing
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.op import with_derivative
 from shardops.primitives.scaling import (
     FORMATS,
@@ -267,7 +267,7 @@ def _checked(x: jax.Array, mode: Any, block: Any, dtype: Any, scale_inv: Any) ->
     op = "quantize"
     if not isinstance(mode, ScalingMode):
         want = " | ".join(str(m) for m in ScalingMode)
-        raise ValueError(wrong(op, "mode", repr(mode), want, "Choose one of these."))
+        raise ValueError(wrong(op, "mode", shown(mode), want, "Choose one of these."))
     if x.dtype.name not in ("float32", "bfloat16", "float16"):
         want = "float32 | bfloat16 | float16"
         raise TypeError(wrong(op, "x", f"of dtype {x.dtype}", want, "Cast x first."))
@@ -296,4 +296,4 @@ def _check_block(op: str, x: jax.Array, mode: ScalingMode, block: Any) -> None:
         along = "one dim" if most == 1 else "one or two dims"
         want = f"{size} along {along} of x {x.shape}, 1 along the others" if size else "None"
         fix = f"{mode} has such blocks." if size else f"{mode} has one scale or none."
-        raise ValueError(wrong(op, "block", repr(block), want, fix))
+        raise ValueError(wrong(op, "block", shown(block), want, fix))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops import array_type, config, routing
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.op import Wanted, compiled, with_derivative
 from shardops.primitives import check
 from shardops.primitives.softmax_op import SoftmaxBackward, SoftmaxForward
@@ -72,7 +72,7 @@ def _scale(value: Any) -> float:
     if value != 0 and not float(numbers.tiny) <= abs(value) <= float(numbers.max):
         want = f"0 or a float32 of magnitude {numbers.tiny:.4g} to {numbers.max:.4g}"
         fix = "Use 1 / sqrt(d) or the like."
-        raise ValueError(wrong("softmax", "scale", repr(value), want, fix))
+        raise ValueError(wrong("softmax", "scale", shown(value), want, fix))
     return float(value)
 
 

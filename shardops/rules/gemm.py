@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
+from shardops.errors import shown
 from shardops.rules.gemm_check import (
     checked_blocks,
     checked_dims,
@@ -94,8 +95,8 @@ def plan_gemm(
     if isinstance(out_spec, str):
         if out_spec != "cheapest":
             raise ValueError(
-                f'plan_gemm: out_spec is {out_spec!r}; expected a spec, "cheapest" or None. Wrap '
-                "a single axis: PartitionSpec(axis)."
+                f'plan_gemm: out_spec is {shown(out_spec)}; expected a spec, "cheapest" or None. '
+                "Wrap a single axis: PartitionSpec(axis)."
             )
         wanted = "cheapest"
     elif out_spec is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.rules.gemm_dims import Dims, GemmDims
 from shardops.rules.parts import check_names
 from shardops.rules.spec import Sizes, Spec, to_spec
@@ -50,7 +50,7 @@ def checked_spec(
     """The spec of an array of `shape`, each axis of the mesh on one dim at most."""
     if isinstance(spec, str):
         fix = "Wrap a single axis: PartitionSpec(axis)."
-        raise _refusal(argument, repr(spec), "a PartitionSpec, a tuple of entries, or None", fix)
+        raise _refusal(argument, shown(spec), "a PartitionSpec, a tuple of entries, or None", fix)
     if isinstance(spec, PartitionSpec):
         if spec.reduced or spec.unreduced:
             fix = "Plans say by themselves what is summed."
@@ -62,7 +62,7 @@ def checked_spec(
         open_dim = entry is None or entry is PartitionSpec.UNCONSTRAINED
         if not open_dim and not all(isinstance(name, str) for name in names):
             want = "None, an axis name, or a tuple of these in each entry"
-            raise _refusal(argument, f"{spec}", want, f"Entry {dim} is {entry!r}.")
+            raise _refusal(argument, f"{spec}", want, f"Entry {dim} is {shown(entry)}.")
     if len(entries) > len(shape):
         want = f"at most {len(shape)} entries, one a dim of {tuple(shape)}"
         raise _refusal(argument, f"{spec} with {len(entries)} entries", want, "Drop the others.")
@@ -72,9 +72,9 @@ def checked_spec(
         for axis in to_spec((entry,), 1)[0] if not isinstance(entry, tuple) else entry:
             if axis not in sizes:
                 want = f"axes of the mesh {tuple(sizes)}"
-                raise _refusal(argument, spec, want, f"Rename {axis!r} on dim {dim}.")
+                raise _refusal(argument, spec, want, f"Rename {shown(axis)} on dim {dim}.")
             if axis in seen:
-                fix = f"Axis {axis!r} is on dim {seen[axis]} and on dim {dim}: drop one."
+                fix = f"Axis {shown(axis)} is on dim {seen[axis]} and on dim {dim}: drop one."
                 raise _refusal(argument, spec, "each axis once", fix)
             seen[axis] = dim
     return plain
@@ -85,7 +85,7 @@ def checked_mesh(sizes: Sizes) -> None:
     check_names(tuple(sizes.items()))
     for axis, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            fix = f"Axis {axis!r} has {size!r} devices."
+            fix = f"Axis {shown(axis)} has {shown(size)} devices."
             raise _refusal("axis_sizes", dict(sizes), "axis name -> devices, at least one", fix)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.rules.spec import Axes, AxisSizes, Sizes, Spec
 from shardops.rules.step import Step
 
@@ -24,7 +24,7 @@ def check_names(axis_sizes: AxisSizes) -> None:
         if _PART.fullmatch(name) or "+" in name:
             want = "names without + and that do not end in a number in brackets"
             fix = "Such names stand for several axes, and for parts of axes: rename the axis."
-            raise ValueError(wrong("shardops", "a mesh axis", repr(name), want, fix))
+            raise ValueError(wrong("shardops", "a mesh axis", shown(name), want, fix))
 
 
 def factors(size: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers import calls
 from shardops.layers.drop_in import DotGeneral
 from shardops.layers.projections import Norm, NormKind
@@ -53,12 +53,12 @@ def _check(model: Any, methods: Any) -> None:
         raise ValueError(wrong(op, "model", name, "a module that nothing holds yet", fix))
     if isinstance(methods, str) or not isinstance(methods, Collection):
         fix = "Pass a tuple of them."
-        raise TypeError(wrong(op, "methods", repr(methods), "names of methods", fix))
+        raise TypeError(wrong(op, "methods", shown(methods), "names of methods", fix))
     for name in methods:
         if not callable(getattr(type(model), name, None)):
             want = f"methods of {type(model).__name__}"
             fix = "Name those in which it calls its layers."
-            raise ValueError(wrong(op, "methods", repr(name), want, fix))
+            raise ValueError(wrong(op, "methods", shown(name), want, fix))
 
 
 def _fields(model: Any) -> dict[str, Any]:

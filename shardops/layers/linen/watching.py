@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import shardops as so
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 from shardops.layers import states
 from shardops.layers.linen.dot_general import as_leaves, of_leaves
 from shardops.layers.linen.parameters import OVERWRITE
@@ -37,7 +37,7 @@ def watch(variables: Any, *, recipe: Any = None, overwrite: bool = True) -> Any:
     fresh = None if recipe is None else states.fresh("watch", recipe)
     if recipe is not None and fresh is None:
         fix = "Leave it out, or pass the recipe of the modules."
-        raise ValueError(wrong("watch", "recipe", repr(recipe), "a recipe with state", fix))
+        raise ValueError(wrong("watch", "recipe", shown(recipe), "a recipe with state", fix))
     if OVERWRITE not in variables:
         return variables
 

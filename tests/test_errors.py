@@ -1,0 +1,70 @@
+"""How errors show what was given, whatever it is."""
+
+import jax
+import numpy as np
+import pytest
+
+import shardops as so
+from shardops.errors import shown, wrong
+
+
+class Silent:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+class Wordy:
+    def __repr__(self):
+        return "Wordy(\n" + "  many,\n" * 5000 + ")"
+
+
+LONG = {
+    "an integer": (10**400, "an integer of 1329 bits"),
+    "one that Python refuses to write": (-(10**5000), "an integer of 16610 bits"),
+    "text": ("x" * 9000, "xxx… (900"),
+    "a tuple": (tuple(range(9000)), "(0, 1, 2, "),
+    "a tuple of such integers": ((10**5000,), "a tuple that has no repr"),
+    "an object": (Wordy(), "Wordy( many, many, "),
+    "an object without words": (Silent(), "a Silent that has no repr"),
+}
+
+
+@pytest.mark.parametrize("value, text", LONG.values(), ids=LONG)
+def test_what_is_long_or_cannot_be_shown_is_short(value, text):
+    for got in (shown(value), wrong("op", "x", value, "less", "Do.")):
+        assert text in got
+        assert len(got) < 320
+        assert "\n" not in got
+
+
+@pytest.mark.parametrize("value", [0, -3, 1e-9, "gelu", (1, "tp"), None, 2**256 - 1])
+def test_what_is_short_is_shown_as_it_is(value):
+    assert shown(value) == repr(value)
+
+
+@pytest.mark.parametrize("value, _", LONG.values(), ids=LONG)
+def test_ops_refuse_such_arguments_in_few_words(value, _):
+    x = np.ones((4, 4), np.float32)
+    calls = [
+        lambda: so.softmax(x, scale=value),
+        lambda: so.softmax(x, causal=value),
+        lambda: so.rms_norm(x, x[0], epsilon=value),
+        lambda: so.gemm(x, x, activation=value),
+        lambda: so.gemm(x, x, contracting_dims=value),
+        lambda: so.gemm(x, x, out_dtype=value),
+        lambda: so.gemm(x, x, out_sharding=value),
+        lambda: so.dot_general(x, x, value),
+        lambda: so.explain(lambda: x, link=value),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, ValueError)) as refusal:
+            call()
+        assert len(str(refusal.value)) < 640
+        assert "\n" not in str(refusal.value)
+
+
+def test_names_in_specs_may_be_long():
+    x = np.ones((4, 4), np.float32)
+    with pytest.raises(ValueError, match=r"out_sharding is .*xxx… .*Rename 'xxx.*…") as refusal:
+        so.gemm(x, x, out_sharding=jax.P("x" * 9000))
+    assert len(str(refusal.value)) < 900
