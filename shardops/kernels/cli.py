@@ -88,7 +88,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _guarded(command: Any) -> Any:
-    """Turns what a user can mend into one line and an exit status."""
+    """Turns what a user can mend into a message and an exit status."""
 
     def run(arguments: argparse.Namespace) -> int:
         try:
@@ -113,14 +113,20 @@ def _build(arguments: argparse.Namespace) -> int:
     seconds = 0.0
     for arch in arguments.arch:  # loads the compiler too, which no kernel's time is to include
         compile.check_arch(arch)
-    _make(arguments.out)
-    print(table.HEAD + "    ms")
-    for arch in arguments.arch:
-        needed = (
+    needed = {
+        arch: [
             packing.kernels_of(request, arch, arguments.rows, arguments.sm_count)
             for request in requests
-        )
-        kernels = list(dict.fromkeys(itertools.chain.from_iterable(needed)))
+        ]
+        for arch in arguments.arch
+    }
+    without = _without_kernels(requests, needed)
+    if not any(itertools.chain.from_iterable(needed.values())):
+        raise ValueError("\n".join(["there is nothing to build.", *without]))
+    _make(arguments.out)
+    print(table.HEAD + "    ms")
+    for arch, found in needed.items():
+        kernels = list(dict.fromkeys(itertools.chain.from_iterable(found)))
         for one in packing.build(kernels, arch, directory):
             took = "  kept" if one.seconds is None else f"{one.seconds * 1e3:6.0f}"
             print(table.row(one.about) + took, flush=True)
@@ -129,12 +135,31 @@ def _build(arguments: argparse.Namespace) -> int:
             seconds += one.seconds or 0.0
             size += one.about["code_bytes"]
             spilling += table.spilled(one.about) not in (0, None)
+    for line in without:
+        print(line)
     spills = f", {spilling} of them spill registers" if spilling else ""
     print(
         f"{arguments.out}: {_kernels(built + kept)}, {size:,} bytes{spills}; {built} compiled in "
         f"{seconds:.1f} s, {kept} were there"
     )
     return 0
+
+
+def _without_kernels(requests: list[Any], needed: dict[str, list[Any]]) -> list[str]:
+    """A line for each op and architecture: what needs no kernel, and why."""
+    from shardops.kernels.families import FAMILIES
+
+    asked: dict[tuple[str, str], dict[str, list[str]]] = {}  # lengths by dtype
+    for arch, found in needed.items():
+        for request, kernels in zip(requests, found, strict=True):
+            if not kernels:
+                lengths = asked.setdefault((request.op, arch), {}).setdefault(request.dtype, [])
+                lengths.append(str(request.length))
+    lines = []
+    for (op, arch), by_dtype in asked.items():
+        words = [f"{', '.join(dict.fromkeys(of))} in {dtype}" for dtype, of in by_dtype.items()]
+        lines.append(f"{op}, {arch}: no kernel for {'; '.join(words)}: {FAMILIES[op].otherwise}.")
+    return lines
 
 
 def _requests(arguments: argparse.Namespace) -> list[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardops.kernels import scale_tiles, softmax_plan
+from shardops.kernels import gemm_small, scale_tiles, softmax_plan
 from shardops.kernels.gemm_flat import FlatProblem
 from shardops.kernels.gemm_own import PIECE, own_plan
 from shardops.kernels.gemm_scaled_plan import has_mxfp8
@@ -100,11 +100,13 @@ class Family:
       options: names of those it heeds.
       launches: plans a request for so many rows on a GPU.
       own: the kernels that are looked for here alone, and the only ones that are; none: all others.
+      otherwise: what serves a request without kernels, and which have some.
     """
 
     options: tuple[str, ...]
     launches: Callable[[Request, int, Target], list[Launch]]
     own: tuple[str, ...] = ()
+    otherwise: str = ""
 
 
 def _norm(request: Request, rows: int, target: Target) -> list[Launch]:
@@ -246,7 +248,14 @@ FAMILIES = {
     "layer_norm": Family((*_NORM_OPTIONS, "beta_dtype"), _norm),
     "softmax": Family(("mask", "causal", "scale"), _softmax),
     "quantize": Family(_QUANTIZED, _quantize),
-    "gemm": Family(("lhs_turned", "rhs_turned"), _gemm, own=("gemm_flat", "gemm_small")),
+    "gemm": Family(
+        ("lhs_turned", "rhs_turned"),
+        _gemm,
+        own=("gemm_flat", "gemm_small"),
+        otherwise="cuBLASLt makes these products. Kernels are there for contractions of at most "
+        f"{gemm_small.LONGEST} elements that are a multiple of {PIECE}, in bfloat16 or float16, on "
+        "sm_90",
+    ),
     # Those with `quantizer=`.
     "rms_norm_quantized": Family((*_NORM_OPTIONS, *_QUANTIZED), _quantized_norm, own=_OWN),
     "layer_norm_quantized": Family(

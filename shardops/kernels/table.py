@@ -5,7 +5,8 @@ from typing import Any
 
 from shardops.kernels.families import DTYPES
 
-HEAD = f"{'kernel':22}{'arch':9}{'bytes':>8}{'registers':>11}{'spilled':>9}{'shared':>8}"
+_NAME = 27  # columns: the longest name, and two spaces
+HEAD = f"{'kernel':{_NAME}}{'arch':9}{'bytes':>8}{'registers':>11}{'spilled':>9}{'shared':>8}"
 
 
 def row(about: Mapping[str, Any]) -> str:
@@ -13,7 +14,7 @@ def row(about: Mapping[str, Any]) -> str:
     taken = about["resources"] or {}
     numbers = (taken.get("registers"), spilled(about), taken.get("shared_bytes"))
     shown = ["?" if number is None else f"{number:,}" for number in numbers]
-    name = f"{about['kernel']:22}{about['arch']:9}{about['code_bytes']:8,}"
+    name = f"{about['kernel']:{_NAME}}{about['arch']:9}{about['code_bytes']:8,}"
     return f"{name}{shown[0]:>11}{shown[1]:>9}{shown[2]:>8}"
 
 

@@ -1,4 +1,5 @@
-"""`core`: the extension for XLA:CPU, for CUDA's. `caches`: empty caches of kernels of a test."""
+"""`core`: the extension for XLA:CPU, for CUDA's. `caches`: empty caches of kernels of a test.
+`kernels`: the command line."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from shardops import __main__ as command_line
 from shardops import config
 from shardops.kernels import compile, gemm, library
 from tests.kernels import host
@@ -41,3 +43,20 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     change(cache_dir=tmp_path / "cache", kernel_pack=None, nvrtc=True)
     yield change
     compile.clear_memory()
+
+
+@pytest.fixture
+def kernels(
+    capsys: pytest.CaptureFixture[str], caches: Callable[..., None]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs `python -m shardops kernels ...`: its exit status, and both its outputs."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            status = command_line.main(["kernels", *map(str, arguments)])
+        except SystemExit as exited:
+            status = int(exited.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
