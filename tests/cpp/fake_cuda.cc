@@ -4,6 +4,8 @@
 #include "fake_cuda.h"
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -57,6 +59,21 @@ void Words(const cu::LaunchConfig& c, void** p) {
   Axpy(c, p);
 }
 
+// meet: as words, once another thread's launch has begun, or none has for a tenth of a second. So
+// threads that may launch at once do, and what they copied before is there by then.
+void Meet(const cu::LaunchConfig& c, void** p) {
+  static std::mutex together;
+  static std::condition_variable met;
+  static int64_t begun = 0;
+  {
+    std::unique_lock<std::mutex> lock(together);
+    const int64_t own = ++begun;
+    met.notify_all();
+    met.wait_for(lock, std::chrono::milliseconds(100), [&] { return begun > own; });
+  }
+  Words(c, p);
+}
+
 // shape(out): the launch as int32[10]: grid, block, cluster, dynamic shared memory.
 void Shape(const cu::LaunchConfig& c, void** p) {
   auto* out = Read<int32_t*>(p, 0);
@@ -79,7 +96,7 @@ void Three(const cu::LaunchConfig&, void** p) {
 using HostFunction = void (*)(const cu::LaunchConfig&, void**);
 const std::map<std::string, HostFunction>& HostFunctions() {
   static const auto* functions = new std::map<std::string, HostFunction>{
-      {"axpy", &Axpy}, {"words", &Words}, {"shape", &Shape}, {"three", &Three}};
+      {"axpy", &Axpy}, {"words", &Words}, {"meet", &Meet}, {"shape", &Shape}, {"three", &Three}};
   return *functions;
 }
 
