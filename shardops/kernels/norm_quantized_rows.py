@@ -63,6 +63,7 @@ class Rows:
         resident = self.threads * self.min_blocks
         return (
             norm.cols > (self.cluster - 1) * self.chunk(norm)
+            and self.cluster <= target.cluster_blocks
             and resident <= target.threads_per_sm
             and self.registers(norm) <= register_limit(resident)
             and (self.shared_bytes(norm) + BLOCK_RESERVE) * self.min_blocks <= room

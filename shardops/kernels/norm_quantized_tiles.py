@@ -70,7 +70,8 @@ def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Targe
         sizes = ((4, 1),)
     else:
         sizes = ((8, 2 if turned or once else 1), (16, 2))
-    clusters = _CLUSTERS if has_staged_kernels(target) else _CLUSTERS[:1]
+    most_blocks = target.cluster_blocks if has_staged_kernels(target) else 1
+    clusters = [blocks for blocks in _CLUSTERS if blocks <= most_blocks]
     for (most, turns), cluster in itertools.product(sizes, clusters):
         across = -(-norm.cols // (wide * cluster))
         across = round_up(across, 2 if turned else max(1, turns // down))

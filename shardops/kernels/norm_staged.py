@@ -115,6 +115,7 @@ class Staged:
         blocks = -(-problem.rows // self.tile_rows) * self.cluster
         return (
             one <= room
+            and self.cluster <= target.cluster_blocks
             and (self.stages > 1 or blocks <= MAX_GRID)
             and one * self.min_blocks <= room
             and self.threads * self.min_blocks <= target.threads_per_sm
@@ -125,8 +126,8 @@ class Staged:
 
 
 def has_staged_kernels(target: Target) -> bool:
-    """Whether the GPU has bulk copies, clusters of 16 and more than 200 KB of shared memory."""
-    return target.cluster_blocks >= 16 and target.shared_bytes > 200 << 10
+    """Whether the GPU has bulk copies, clusters and more than 200 KB of shared memory."""
+    return target.data_centre and target.shared_bytes > 200 << 10
 
 
 def staged_forward(problem: NormProblem, target: Target, geometry: Staged) -> Launch:

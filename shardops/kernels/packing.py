@@ -1,6 +1,7 @@
 """Packs: which kernels a request needs, filling a directory with them, and what is missing."""
 
 import itertools
+import math
 import os
 import pathlib
 import shlex
@@ -8,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardops.kernels import compile
@@ -16,13 +17,14 @@ from shardops.kernels.cache import KernelDirectory
 from shardops.kernels.families import DTYPES, FAMILIES, OPTIONS, PASSES, Request
 from shardops.kernels.launch import Kernel
 from shardops.kernels.sizes import SM_COUNTS
-from shardops.kernels.target import target_for
+from shardops.kernels.target import PORTABLE_CLUSTER, Target, has_room, target_for
 
 # A plan may choose its constants by the rows and by the multiprocessors that are free, not by the
 # grid alone. It does so by thresholds, and by what divides the rows: one of these is in each case.
 _ROWS = tuple(sorted({2**power + odd for power in range(32) for odd in (0, 1)}))
 _MOST_AT_ONCE = 16  # compilations, of some hundred MB each
 _USUAL = ((8192, 132), (1, 132), (8192, 4), (2**31, 132))  # rows and multiprocessors
+_USUAL_SLICES = ((8192, 16), (1, 16))
 _OWN = {name for family in FAMILIES.values() for name in family.own}  # looked for there alone
 # Requests that are planned for all rows, of those whose usual plan is nearest to what is missing.
 _NEAREST = 8
@@ -41,6 +43,9 @@ def kernels_of(
 ) -> list[Kernel]:
     """Returns the kernels that serve a request: for any rows, on a GPU of any size, or for those.
 
+    Of a GPU that may lack room for clusters of more blocks than are portable, those are there too
+    that it takes then.
+
     Args:
       arch: "sm_90".
     """
@@ -49,9 +54,17 @@ def kernels_of(
     launches = FAMILIES[request.op].launches
     found: dict[Kernel, None] = {}  # a set that keeps the order
     for count, sms in itertools.product(all_rows, sm_counts):
-        for launch in launches(request, count, target_for(arch, sms)):
-            found[launch.kernel] = None
+        target = target_for(arch, sms)
+        planned = launches(request, count, target)
+        widest = max((math.prod(launch.cluster) for launch in planned), default=1)
+        if widest > PORTABLE_CLUSTER and not has_room(widest, sms):
+            planned = [*planned, *launches(request, count, _of_portable_clusters(target))]
+        found |= dict.fromkeys(launch.kernel for launch in planned)
     return list(found)
+
+
+def _of_portable_clusters(target: Target) -> Target:
+    return replace(target, largest_cluster=PORTABLE_CLUSTER)
 
 
 def build(kernels: Sequence[Kernel], arch: str, directory: KernelDirectory) -> Iterator[Built]:
@@ -144,22 +157,35 @@ def request_for(kernel: Kernel, arch: str) -> Request | None:
     Plans are pure functions, so their results are compared: there is no second account of what a
     constant means.
     """
-    near: list[tuple[int, Request]] = []
-    wanted = set(kernel.constants)
+    near: list[tuple[tuple[int, int], Request]] = []
     usual = [(rows, target_for(arch, sms)) for rows, sms in _USUAL]
+    usual += [(rows, _of_portable_clusters(target_for(arch, sms))) for rows, sms in _USUAL_SLICES]
     for length in _lengths(kernel):
         for request in _requests(length, kernel.name):
             plan = FAMILIES[request.op].launches
             planned = [one.kernel for at in usual for one in plan(request, *at)]
             if kernel in planned:
                 return request
-            likeness = max((len(wanted & set(other.constants)) for other in planned), default=0)
+            likeness = max((_likeness(kernel, other) for other in planned), default=(0, 0))
             near.append((likeness, request))
-    near.sort(key=lambda item: -item[0])  # stable: the fewest options stay first
+    near.sort(key=lambda item: item[0], reverse=True)  # stable: the fewest options stay first
     for _, request in near[:_NEAREST]:
         if kernel in kernels_of(request, arch):
             return request
     return None
+
+
+def _likeness(one: Kernel, other: Kernel) -> tuple[int, int]:
+    """How many of the constants agree from the first on, which are the problem's; how many
+    words of the names, which tell op and pass."""
+    constants = _alike(one.constants, other.constants)
+    return constants, _alike(one.name.split("_"), other.name.split("_"))
+
+
+def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How long two sequences are the same."""
+    agree = [a == b for a, b in zip(one, other, strict=False)]
+    return [*agree, False].index(False)
 
 
 def _lengths(kernel: Kernel) -> list[int]:

@@ -21,6 +21,8 @@ class Target:
       threads_per_sm: most threads resident on a multiprocessor.
       devices: as CUDA counts them, the GPUs that a launch must suit; none where it is planned for
         GPUs that are not here.
+      largest_cluster: the most blocks of a cluster that the GPU has room for, where that is less
+        than its architecture has.
     """
 
     arch: str
@@ -28,16 +30,22 @@ class Target:
     shared_bytes: int
     threads_per_sm: int = 2048
     devices: tuple[int, ...] = ()
+    largest_cluster: int = 16
 
     @property
     def cluster_blocks(self) -> int:
         """The most blocks of a cluster; 1 where there are no clusters.
 
-        The portable most is 8; data-centre GPUs, below compute capability 12.0, have 16.
+        Data-centre GPUs have more than the portable most.
         """
         if self._capability < 90:
             return 1
-        return 16 if self._capability < 120 else 8
+        return min(16 if self.data_centre else PORTABLE_CLUSTER, self.largest_cluster)
+
+    @property
+    def data_centre(self) -> bool:
+        """Whether it is of sm_90 or newer, and below compute capability 12.0."""
+        return 90 <= self._capability < 120
 
     @property
     def early_launches(self) -> bool:
@@ -55,9 +63,9 @@ class Target:
             return max(1, blocks // cluster)
         shared_bytes = (self.shared_bytes + BLOCK_RESERVE) // blocks_per_sm - BLOCK_RESERVE
         asked = [occupancy.active_clusters(d, cluster, shared_bytes) for d in self.devices]
-        found = [count for count in asked if count]
+        found = [count for count in asked if count is not None]
         if len(found) == len(asked) > 0:
-            return min(found)
+            return max(1, min(found))  # 0: of `largest_cluster` or fewer blocks there is one
         return max(1, int(blocks * _SURELY_IN_CLUSTERS) // cluster)
 
     @property
@@ -83,6 +91,9 @@ _LIMITS = {
 _LEAST_LIMITS = (101376, 1536)
 
 BLOCK_RESERVE = 1024  # bytes of a block's shared memory that the system keeps
+PORTABLE_CLUSTER = 8  # blocks, for which every GPU has room
+# Of a whole GPU, at most; a cluster lies in one. So one part has an eighth of the multiprocessors.
+_PARTS = 8
 _SURELY_IN_CLUSTERS = 7 / 8  # of a GPU's blocks: docs/decisions/0024-clusters-that-fit.md
 
 # Part of JAX's own cache keys: a function jitted before is lowered anew inside the context.
@@ -129,8 +140,27 @@ def current_target() -> Target:
     # SMs held back are for kernels that run beside ours, collectives say.
     margin = config.get().sm_margin
     target = target_for(f"sm_{major}{minor}", max(1, device.core_count - margin))
+    here = jax.local_devices(backend="cuda")
+    ordinals = tuple(sorted(one.local_hardware_id for one in here))
+    largest = _largest_cluster(target, device.core_count, ordinals)
+    target = replace(target, largest_cluster=largest)
     # One program for all GPUs; processes do not see each other's, and plan alike.
     if margin or jax.process_count() > 1:
         return target
-    here = jax.local_devices(backend="cuda")
-    return replace(target, devices=tuple(sorted(one.local_hardware_id for one in here)))
+    return replace(target, devices=ordinals)
+
+
+def has_room(cluster: int, sm_count: int) -> bool:
+    """Whether a GPU surely runs a cluster of so many blocks; a slice of one may not."""
+    return sm_count >= _PARTS * cluster
+
+
+def _largest_cluster(target: Target, sm_count: int, devices: tuple[int, ...]) -> int:
+    """The most blocks of a cluster, each alone on a multiprocessor, of which all GPUs run one."""
+    largest = target.cluster_blocks
+    while largest > 2 and not has_room(largest, sm_count):
+        asked = [occupancy.active_clusters(d, largest, target.shared_bytes) for d in devices]
+        if 0 not in asked:  # None: the driver does not tell
+            break
+        largest //= 2
+    return largest

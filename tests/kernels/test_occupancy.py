@@ -1,5 +1,6 @@
 """How many clusters a plan takes to fit: what the GPUs say, or where none is here, fewer."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,11 +9,13 @@ import pytest
 
 from shardops import config
 from shardops.kernels import occupancy, target
+from shardops.kernels.families import DTYPES, FAMILIES, Request
 from shardops.kernels.norm_plan import backward_plan
 from shardops.kernels.norm_problem import NormProblem
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.target import current_target, target_for
 
+LENGTHS = (4096, 8192, 16384, 20001, 32768, 40001, 65536, 131072, 262144)
 NOWHERE = target_for("sm_90", 132)
 
 
@@ -43,6 +46,78 @@ def test_clusters_are_surely_few_where_a_gpu_does_not_tell(answers):
     assert target_for("sm_90", 1).resident_clusters(16, 1) == 1
 
 
+@pytest.fixture
+def gpus(monkeypatch):
+    """GPUs that JAX has: here to be filled."""
+    found: list[SimpleNamespace] = []
+    monkeypatch.setattr(jax, "devices", lambda backend: found)
+    monkeypatch.setattr(jax, "local_devices", lambda backend: found)
+    return found
+
+
+def of(sm_count, number=0, capability="9.0"):
+    return SimpleNamespace(
+        compute_capability=capability, core_count=sm_count, local_hardware_id=number
+    )
+
+
+@pytest.mark.parametrize(
+    "found, largest",
+    [
+        ({0: {16: 1}, 1: {16: 1}}, 16),
+        ({0: {16: 1}, 1: {16: 0, 8: 1}}, 8),
+        ({0: {16: 0, 8: 0, 4: 0}, 1: {16: 1, 8: 2, 4: 3}}, 2),
+        ({0: {}, 1: {}}, 16),  # neither tells
+    ],
+    ids=str,
+)
+def test_slices_of_gpus_are_asked_for_the_largest_clusters_that_they_run(
+    answers, gpus, found, largest
+):
+    answers |= {
+        gpu: {(cluster, NOWHERE.shared_bytes): count for cluster, count in of_one.items()}
+        for gpu, of_one in found.items()
+    }
+    gpus += [of(16, 0), of(16, 1)]
+    assert current_target().cluster_blocks == largest
+
+
+def test_whole_gpus_are_not_asked_whether_they_run_a_cluster(answers, gpus):
+    gpus.append(of(132))  # of which `answers` has none
+    assert current_target().cluster_blocks == 16
+    gpus[:] = [of(108, capability="8.0")]
+    assert current_target().cluster_blocks == 1
+
+
+def cluster_of(launches) -> int:
+    return max(launch.cluster[0] for launch in launches)
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "softmax", "layer_norm_quantized"])
+def test_plans_take_no_larger_clusters_than_a_gpu_runs(op):
+    whole = target_for("sm_90", 16)
+    seen = set()
+    for length, dtype, add in itertools.product(LENGTHS, DTYPES, ["no", "yes"]):
+        options = (("add", add),) if "add" in FAMILIES[op].options else ()
+        if op == "layer_norm_quantized":
+            options += (("layout", "both"),)
+        request = Request(op, length, dtype, options=options)
+        plans = [
+            FAMILIES[op].launches(request, 1024, replace(whole, largest_cluster=most))
+            for most in (16, 8, 4, 2)
+        ]
+        clusters = [cluster_of(plan) for plan in plans]
+        assert all(n <= most for n, most in zip(clusters, (16, 8, 4, 2), strict=True))
+        seen |= {*clusters}
+    assert seen >= {1, 2, 4, 8} | ({16} - {16 * (op == "layer_norm_quantized")})
+
+
+def test_an_answer_of_no_cluster_is_one(answers):
+    """Of a geometry that is given: what the driver then says of the launch is an error."""
+    answers[0] = {(16, 232448): 0}
+    assert replace(NOWHERE, devices=(0,)).resident_clusters(16, 1) == 1
+
+
 def test_a_plan_launches_what_fits_of_the_same_kernel(answers):
     """So a pack that was filled elsewhere serves every GPU of the architecture."""
     answers[0] = {(8, 232448): 13}
@@ -60,14 +135,9 @@ def test_a_plan_launches_what_fits_of_the_same_kernel(answers):
     "margin, processes, devices", [(0, 1, (0, 1)), (4, 1, ()), (0, 2, ())], ids=str
 )
 def test_gpus_are_asked_where_one_process_sees_all_and_uses_all(
-    margin, processes, devices, monkeypatch
+    margin, processes, devices, gpus, monkeypatch
 ):
-    gpus = [
-        SimpleNamespace(compute_capability="9.0", core_count=132, local_hardware_id=n)
-        for n in (1, 0)
-    ]
-    monkeypatch.setattr(jax, "devices", lambda backend: gpus)
-    monkeypatch.setattr(jax, "local_devices", lambda backend: gpus)
+    gpus += [of(132, 1), of(132, 0)]
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     settings = replace(config.get(), sm_margin=margin)
     monkeypatch.setattr(target.config, "get", lambda: settings)

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,15 @@ def test_pack_serves_any_number_of_rows_on_a_gpu_of_any_size(request, arch, many
     packed = set(packing.kernels_of(request, arch))
     for count in many_rows:
         sm_count = data.draw(st.integers(1, 192))
-        launches = FAMILIES[request.op].launches(request, count, target_for(arch, sm_count))
-        assert {launch.kernel for launch in launches} <= packed, (count, sm_count)
+        whole = target_for(arch, sm_count)
+        portable = replace(whole, largest_cluster=8)  # a slice may lack room for more
+        planned = [
+            {launch.kernel for launch in FAMILIES[request.op].launches(request, count, target)}
+            for target in (whole, portable)
+        ]
+        assert set.union(*planned) <= packed, (count, sm_count)
         exact = packing.kernels_of(request, arch, count, sm_count)
-        assert exact == list(dict.fromkeys(launch.kernel for launch in launches))
+        assert {*exact} == set.union(*planned) if sm_count < 128 else {*exact} == planned[0]
 
 
 @settings(max_examples=25)
