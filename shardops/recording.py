@@ -1,4 +1,4 @@
-"""What `explain` reads: each op that is placed on a mesh, as the router placed it."""
+"""What `explain` reads: each op, as the router placed it on a mesh or on one device."""
 
 import contextlib
 import itertools
@@ -13,10 +13,10 @@ from shardops.rules.spec import Spec
 
 @dataclass(frozen=True)
 class Record:
-    """One call of an op on a mesh."""
+    """One call of an op, on a mesh or on one device."""
 
     op: Op
-    route: str  # "explicit" | "auto"
+    route: str  # "explicit" | "auto" | "alone": one device, no mesh | "planned": without any
     shapes: Shapes
     dtypes: tuple[str, ...]
     offered: tuple[Spec, ...]  # where the operands lay

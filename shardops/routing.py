@@ -88,6 +88,8 @@ def _route(op: Op, arrays: Arrays, wanted: Wanted) -> tuple[jax.Array, ...]:
 def _on_other_axes(op: Op, arrays: Arrays, mesh: AbstractMesh) -> tuple[jax.Array, ...]:
     # Without a mesh in the types, shardings may still arrive with the arguments of a jit.
     unknown = mesh.empty and jax.device_count() > 1
+    if unknown or not any(mesh.shape[a] > 1 for a in mesh.axis_names):
+        _record_alone(op, arrays)
     if unknown or any(mesh.shape[a] > 1 for a in mesh.auto_axes):
         return run_auto(op, arrays)
     return bare(op, *arrays)
@@ -136,7 +138,8 @@ def _explicit(
     empty = any(a.size == 0 for a in arrays)
     working_axes = () if empty else tuple(a for a in axes if mesh.shape[a] > 1)
     working = _place(op, arrays, wanted, mesh, working_axes)
-    _record(op, arrays, wanted, mesh, working_axes, working)
+    if working_axes:
+        _record(op, arrays, wanted, mesh, working_axes, working)
     plain = [array_type.resharded(a, mesh, s) for a, s in zip(arrays, working.taken, strict=True)]
 
     deferred = working.unreduced or ((),) * len(working.results)
@@ -227,6 +230,18 @@ def _record(
         placement,
     )
     record(token(), entry)
+
+
+def _record_alone(op: Op, arrays: Arrays) -> None:
+    """Of an op on one device, as far as the types tell."""
+    listener = token()
+    if listener is None:
+        return
+    shapes = tuple(a.shape for a in arrays)
+    whole: tuple[Spec, ...] = tuple(((),) * len(shape) for shape in shapes)
+    placement = placed(op, shapes, whole, (), (), tuple(a.dtype.itemsize for a in arrays))
+    dtypes = tuple(a.dtype.name for a in arrays)
+    record(listener, Record(op, "alone", shapes, dtypes, whole, (), (), placement))
 
 
 def _inside(op: Op, *arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -29,8 +29,8 @@ def computed(record: Record) -> str | None:
         return "dequantised to float32: the op does not run as a kernel"
     arch = _target().arch
     shapes, dtypes = _of_data(record, op)
-    plan = op.local_plan(shapes, dtypes, arch)
-    return f"on {arch} {plan.why}"
+    why = op.local_plan(shapes, dtypes, arch).why
+    return why if why.startswith(arch) else f"on {arch} {why}"
 
 
 def _target() -> Target:

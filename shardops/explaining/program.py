@@ -3,7 +3,8 @@
 On Explicit axes an op is recorded as it is traced. JAX traces a function that is called twice with
 the same types once, and throws some traces away: that of the function itself where its derivative
 has another forward. The program says what is left. On Auto axes an op is recorded as it is
-compiled, and the records are those of the program.
+compiled, and the records are those of the program. Without a mesh it is not known while tracing
+whether arguments come sharded: then the partitioner places the op, and that record counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,30 +20,39 @@ _Key = tuple[str, tuple[tuple[int, ...], ...], tuple[Spec, ...], tuple[Spec, ...
 
 
 def in_program(records: Sequence[Record], jaxpr: Any) -> list[Record]:
-    """Records of a traced program in its order, once for each place; then those of Auto axes.
+    """Records of a traced program in its order, once for each place.
 
     Args:
       records: of one trace and compilation.
       jaxpr: of the program, with all its results in use.
+    Returns: those of Auto axes last.
     """
-    explicit = {_key(r): r for r in records if r.route == "explicit"}
+    auto = [r for r in records if r.route == "auto"]
+    routes = ("explicit",) if auto else ("explicit", "alone")
+    traced = {_key(r): r for r in records if r.route in routes}
     live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
-    found = [explicit[key] for key in _mapped(live) if key in explicit]
-    return found + [r for r in records if r.route != "explicit"]
+    return [traced[key] for key in _mapped(live) if key in traced] + auto
 
 
 def _key(record: Record) -> _Key:
     placement = record.placement
+    if record.route == "alone":
+        return record.op.scope, record.shapes, (), ()
     return record.op.scope, record.shapes, placement.taken, placement.results
 
 
 def _mapped(jaxpr: Any) -> Iterator[_Key]:
-    """Keys of the shard_maps of a program, those in its branches, loops and calls too."""
+    """Keys of the shard_maps and of the ops of a program, those in its branches, loops and calls
+    too."""
     for one in jaxpr.eqns:
+        if one.primitive.name == "custom_vmap_call":
+            shapes = tuple(v.aval.shape for v in one.invars)
+            scopes = (_scope(inner) for inner in one.params["call"].jaxpr.eqns)
+            yield next((s for s in scopes if s.startswith("shardops.")), ""), shapes, (), ()
         if one.primitive.name == "shard_map":
             operands, results = ([v.aval for v in side] for side in (one.invars, one.outvars))
             yield (
-                str(one.source_info.name_stack).rpartition("/")[2],
+                _scope(one),
                 tuple(a.shape for a in operands),
                 _specs(one.params["in_specs"], operands),
                 _specs(one.params["out_specs"], results),
@@ -52,6 +62,10 @@ def _mapped(jaxpr: Any) -> Iterator[_Key]:
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
                     yield from _mapped(inner)
+
+
+def _scope(equation: Any) -> str:
+    return str(equation.source_info.name_stack).rpartition("/")[2]
 
 
 def _specs(partitions: Any, arrays: Sequence[Any]) -> tuple[Spec, ...]:

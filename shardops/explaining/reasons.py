@@ -16,6 +16,8 @@ from shardops.rules.step import Step
 def reason(record: Record, names: Names) -> str:
     """One sentence about a record: which axis shards what, what that makes necessary, and why."""
     op = record.op
+    if record.route == "alone":
+        return "one device has it all: no collective."
     if isinstance(op, GemmOp):
         return str(GemmReason(record, op, names))
     moves = [s for s in record.placement.moves if s.kind != "slice"]

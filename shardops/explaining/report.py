@@ -1,4 +1,4 @@
-"""What `explain` returns: every op that was placed on a mesh, what it moves, and why."""
+"""What `explain` returns: every op, what it moves between devices, and why."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -156,7 +156,7 @@ class Report:
     `report.to_dict()` plain data.
 
     Attributes:
-      entries: one for each op that was placed on a mesh, in the order of the program.
+      entries: one for each op that was placed on a mesh or on one device, in the program's order.
       link: that predicted times are for.
       collectives: those of the compiled program; None where nothing was compiled.
       notes: what the report does not show.
@@ -223,8 +223,8 @@ def entries_of(
     record: Record, link: Link, *, compare: bool = False, letters: tuple[Dims, Dims] | None = None
 ) -> tuple[Entry, ...]:
     """A record with its reason and suggestion, and what plain XLA would do; a product's gradient
-    as its two products."""
-    found = []
+    as its two products. On one device there is nothing to suggest or compare."""
+    found, placed = [], record.route != "alone"
     for part in parts(record):
         one = part.record
         named = names(one.op, one.shapes, part.gradient, letters)
@@ -235,8 +235,8 @@ def entries_of(
                 link,
                 reason(one, named),
                 # A gradient's layouts follow from the forward's: there is nothing to choose.
-                None if part.gradient else suggestion(one, named),
-                plain(one) if compare and isinstance(one.op, GemmOp) else None,
+                suggestion(one, named) if placed and not part.gradient else None,
+                plain(one) if placed and compare and isinstance(one.op, GemmOp) else None,
                 part.gradient,
             )
         )

@@ -27,7 +27,7 @@ def title(report: Report) -> str:
 
 def heading(entry: Entry) -> str:
     """gemm, backward (explicit axes)."""
-    routes = {"explicit": " (Explicit axes)", "auto": " (Auto axes)"}
+    routes = {"explicit": " (Explicit axes)", "auto": " (Auto axes)", "alone": " (one device)"}
     route = routes.get(entry.record.route, "")
     return f"{entry.name}, {'backward' if entry.backward else 'forward'}{route}"
 

@@ -39,8 +39,9 @@ def explain(
 
     The function is traced and compiled, not run; a gradient's backward ops are in the report too.
     On Explicit axes an op's layouts are those of the types, on Auto axes those that the partitioner
-    chose. Suggestions count one forward product alone: not its gradient, nor what uses the result.
-    Not listed: the way back of the cotangent of `add`, where that lies elsewhere than the result.
+    chose; on one device ops are listed too, and move nothing. Suggestions count one forward product
+    alone: not its gradient, nor what uses the result. Not listed: the way back of the cotangent of
+    `add`, where that lies elsewhere than the result.
 
     Args:
       fn: a function or a jitted one.
@@ -68,14 +69,14 @@ def explain(
 
 def _notes(entries: Sequence[Entry]) -> Iterator[str]:
     if not entries:
-        yield "no shardops op was placed on a mesh of several devices"
+        yield "no shardops op is in the program, but in shard_map"
     yield _ONCE
     yield _LOCAL
-    if len({e.record.route for e in entries}) > 1:
+    if {e.record.route for e in entries} >= {"auto", "explicit"}:
         yield _BOTH
     if any(e.plain for e in entries):
         yield _CUT
-    dtypes = {d for e in entries for d in e.record.dtypes}
+    dtypes = {d for e in entries if e.record.route != "alone" for d in e.record.dtypes}
     if jax.default_backend() == "cpu" and any(jnp.dtype(d).itemsize == 2 for d in dtypes):
         yield _WIDE
 

@@ -40,6 +40,7 @@ def test_report_says_how_a_scaled_product_is_computed(recipe, shape, said):
     assert product.name == "gemm"
     assert product.computed is not None
     assert said in product.computed
+    assert product.computed.count("sm_90") == 1
     assert said in str(report)
     assert said in report.to_html()
     assert [e.computed for e in report.entries[:-1]] == [None] * (len(report.entries) - 1)

@@ -150,10 +150,32 @@ def test_on_axes_of_both_types_an_op_is_listed_for_each():
     assert any("for each of them" in n for n in report.notes)
 
 
-def test_without_a_mesh_there_is_nothing_to_report():
-    report = explain(lambda x, w: so.gemm(x, w))(jnp.ones((4, 4)), jnp.ones((4, 4)))
-    assert report.bytes == 0
-    assert "no shardops op was placed on a mesh" in str(report) or report.entries
+def test_on_one_device_ops_are_listed_and_move_nothing():
+    def loss(x, w, gamma):
+        return so.softmax(so.rms_norm(so.gemm(x, w, activation="gelu"), gamma)).sum()
+
+    x, w, gamma = jnp.ones((4, 16)), jnp.ones((16, 8)), jnp.ones(8)
+    report = explain(loss)(x, w, gamma)
+    assert [e.name for e in report.entries] == ["gemm", "rms_norm", "softmax"]
+    gradient = explain(jax.grad(loss, (0, 1, 2)))(x, w, gamma)
+    names = [e.name for e in gradient.entries if e.backward]
+    assert names == ["softmax", "rms_norm", "gemm", "gemm"]
+    for entry in (*report.entries, *gradient.entries):
+        assert (entry.bytes, entry.plain, entry.suggestion) == (0, None, None)
+        assert entry.reason == "one device has it all: no collective."
+    assert "1. gemm, forward (one device)" in str(report)
+    assert "float32[M 4, K 16]" in str(report)
+    batched = explain(jax.vmap(loss, (0, None, None)))(jnp.ones((3, 4, 16)), w, gamma)
+    assert [e.record.shapes[0] for e in batched.entries] == [(3, 4, 16), (3, 4, 8), (3, 4, 8)]
+    # What nobody uses is in no program.
+    assert explain(lambda x: (so.softmax(x), x + 1)[1])(x).entries == ()
+
+
+def test_arguments_that_come_sharded_make_it_no_op_of_one_device():
+    devices = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(jnp.ones((16, 8)), NamedSharding(devices, P("d")))
+    (entry,) = explain(lambda x: so.softmax(x))(x).entries
+    assert (entry.record.route, entry.record.sizes) == ("auto", (("d", 8),))
 
 
 def test_link_is_named_and_checked(mesh):
