@@ -15,7 +15,8 @@ from shardops.kernels.target import target_for
 from tests.kernels.norm_launches import check_finish, check_launch, check_rows, check_staged
 
 TARGETS = [target_for("sm_80", 108), target_for("sm_89", 128), target_for("sm_90", 132)]
-TARGETS += [target_for("sm_100", 148), target_for("sm_unknown", 1)]
+TARGETS += [target_for("sm_100", 148), target_for("sm_120", 188), target_for("sm_unknown", 1)]
+TARGETS += [replace(target_for("sm_90", 16), largest_cluster=8)]  # a slice of a GPU
 DTYPES = ("float32", "bfloat16", "float16")
 STATIC_SHARED = 48 * 1024  # what a block has without opting in
 
