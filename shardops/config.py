@@ -109,8 +109,7 @@ def _flag(name: str, default: bool) -> bool:
 
 def _count(name: str, default: int) -> int:
     text = _text(name, str(default))
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(
-            f"{name} is {shown(text)}; expected an integer >= 0. Correct the environment."
-        )
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        fix = "Correct the environment: 9 digits at most."
+        raise ValueError(f"{name} is {shown(text)}; expected an integer >= 0. {fix}")
     return int(text)

@@ -71,6 +71,7 @@ def test_where_the_cache_lies(monkeypatch, given, base, want):
         ("AUTOTUNE", "2", "expected 0 or 1"),
         ("SM_MARGIN", "x", "expected an integer >= 0"),
         ("SM_MARGIN", "-1", "expected an integer >= 0"),
+        ("SM_MARGIN", "9" * 50, "expected an integer >= 0.*9 digits at most"),
     ],
 )
 def test_config_names_the_variable_that_is_wrong(monkeypatch, name, value, want):

@@ -42,7 +42,7 @@ def arches(text: str) -> tuple[str, ...]:
 
 
 def arch(text: str) -> str:
-    if not re.fullmatch(r"sm_\d+[af]?", text):
+    if not re.fullmatch(r"sm_[0-9]{1,9}[af]?", text):
         raise argparse.ArgumentTypeError(
             f"is {shown(text)}; expected an architecture such as sm_90"
         )
@@ -59,9 +59,9 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    if not (text.isascii() and text.isdecimal() and text.strip("0")):
         raise argparse.ArgumentTypeError(f"is {shown(text)}; expected an integer >= 1")
-    if int(text) > _MOST:
+    if len(text) > 99 or int(text) > _MOST:  # Python reads no number of some thousand digits
         raise argparse.ArgumentTypeError(f"is {shown(text)}; expected at most 2^40 = {_MOST}")
     return int(text)
 

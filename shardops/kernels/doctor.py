@@ -206,7 +206,7 @@ def _directories(found: Findings, settings: config.Config, needed: bool) -> None
         section["pack"] = "none"
         return
     pack = compile.pack_directory(settings.kernel_pack)
-    if not settings.kernel_pack.is_dir():
+    if not os.path.isdir(settings.kernel_pack):
         section["pack"] = f"{pack.path}: is not there"
         found.problems.append(f"SHARDOPS_KERNEL_PACK is {pack.path}; expected a directory")
         return

@@ -111,3 +111,13 @@ def test_sizes_have_to_be_those_of_the_dims():
         equation.record_of(parsed, {"m": 8, "n": 8}, {"dp": 2}, specs)
     with pytest.raises(ValueError, match=r"--shape is with 'z'; .* Drop 'z'"):
         equation.record_of(parsed, {"m": 8, "k": 8, "n": 8, "z": 8}, {"dp": 2}, specs)
+
+
+@pytest.mark.parametrize("number", ["9" * 20, "9" * 5000])
+def test_sizes_that_no_memory_holds_are_refused(number):
+    with pytest.raises(
+        ValueError, match=r"--shape is .*; expected sizes of at most 2\^40"
+    ) as error:
+        equation.sizes_of("--shape", f"m=8,n={number}")
+    assert len(str(error.value)) < 800
+    assert equation.sizes_of("--shape", f"n={2**40}") == {"n": 2**40}

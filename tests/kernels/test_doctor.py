@@ -127,6 +127,7 @@ def test_doctor_heeds_an_old_cublaslt(machine, monkeypatch):
         ("SHARDOPS_SM_MARGIN", "-1", "SHARDOPS_SM_MARGIN is '-1'; expected an integer >= 0."),
         ("SHARDOPS_AUTOTUN", "1", "SHARDOPS_AUTOTUN is no setting; perhaps SHARDOPS_AUTOTUNE"),
         ("SHARDOPS_NVRTC", "0", "SHARDOPS_NVRTC is 0, and there is no pack"),
+        ("SHARDOPS_KERNEL_PACK", "x" * 300, "SHARDOPS_KERNEL_PACK is xxx"),
         ("SHARDOPS_KERNEL_PACK", "/nowhere", "SHARDOPS_KERNEL_PACK is /nowhere; expected a direc"),
     ],
 )
