@@ -15,6 +15,7 @@ from shardops.rules.spec import Sizes, Spec, shards
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(_ITEMSIZES)
 _MOST = 2**40  # elements of a dim, or devices
+_MOST_DIGITS = 99  # Python reads no number of some thousand
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,7 @@ def sizes_of(argument: str, text: str) -> dict[str, int]:
         name, _, number = (p.strip() for p in part.partition("="))
         if not (name and number.isascii() and number.isdecimal() and number.strip("0")):
             raise _refusal(argument, shown(text), "name=size pairs", f"{shown(part)} is none.")
-        if (
-            len(number) > 99 or int(number) > _MOST
-        ):  # Python reads no number of some thousand digits
+        if len(number) > _MOST_DIGITS or int(number) > _MOST:
             fix = f"{shown(part)} is more."
             raise _refusal(argument, shown(text), f"sizes of at most 2^40 = {_MOST}", fix)
         if found.get(name, int(number)) != int(number):
