@@ -96,8 +96,7 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
                                           const OwnWords& own, const OwnScale& scale,
                                           const Pair& means, Gradients& gradients, X* dx) {
   const Pair of = rows.row_values(at);
-  const float scaled_mean_w = of.second * means.second;
-  const float slope = of.second * of.second * means.first;
+  const RowResult result_of = {{of.first, of.second}, of.second * means.first, means.second};
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (!own.owns(i)) continue;
@@ -115,12 +114,9 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
 #else
       constexpr float dh = 0.0f;
 #endif
+      result[j] = result_of(values.at(j), cotangents.at(j), scaled_by(gamma.at(j)), dh);
       const float centred = LAYER ? values.at(j) - of.first : values.at(j);
-      const float scaled = cotangents.at(j) * of.second;
-      const float w = scaled * scaled_by(gamma.at(j));
-      const float result_of_h = (LAYER ? w - scaled_mean_w : w) - centred * slope;
-      result[j] = HAS_ADD ? result_of_h + dh : result_of_h;
-      gradients.add(i, j, scaled * centred, cotangents.at(j));
+      gradients.add(i, j, cotangents.at(j) * (centred * of.second), cotangents.at(j));
     }
     own.store_word(dx + rows.offset(at), i, rounded<X>(result));
   }
