@@ -233,11 +233,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   ring.finish();
 
   float* const together = reinterpret_cast<float*>(memory + kControl);
-  const long long owners = gridDim.x / kCluster;
   partials += blockIdx.x / kCluster * static_cast<long long>(kCols);
   if constexpr (!kRagged) partials += part.first_column;
   write_sums(part, sums.gamma, sums.gamma_edge, together, partials);
 #if HAS_BETA
-  write_sums(part, sums.beta, sums.beta_edge, together, partials + owners * kCols);
+  partials += gridDim.x / kCluster * static_cast<long long>(kCols);
+  write_sums(part, sums.beta, sums.beta_edge, together, partials);
 #endif
 }

@@ -17,7 +17,6 @@ constexpr int kLength = VECTOR;
 constexpr int kThreadsPerRow = THREADS_PER_ROW;
 constexpr int kRowsPerBlock = ROWS_PER_BLOCK;
 constexpr bool kQuantizes = WRITES == 1;
-constexpr bool kAmax = AMAX;
 static_assert(kCols % kLength == 0, "a row is whole vectors");
 static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
 
@@ -81,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   const long long offset = row * kCols;
 #if WRITES
   const bool alone = rows_of_entry == rows;  // all rows are one entry
-  const long long entry = alone || !active ? 0 : row / rows_of_entry;
+  [[maybe_unused]] const long long entry = alone || !active ? 0 : row / rows_of_entry;
 #endif
 
   Vector<X, kLength> values[Slice::kCount];
@@ -155,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
         constexpr float b = 0.0f;
 #endif
         y[j] = normalised(values[i].at(j), mean, rstd, scaled_by(scale.at(j)), b);
-        if (kAmax) largest = larger(largest, magnitude_key(y[j]));
+        if (AMAX) largest = larger(largest, magnitude_key(y[j]));
       }
     }
     float factor = factor_of_entry;

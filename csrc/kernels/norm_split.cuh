@@ -63,9 +63,9 @@ struct PartOfRow {
   __device__ __forceinline__ bool owns(int i) const { return column(i) < kCols; }
 };
 
-constexpr int kRowsAtOnce = ROWS_AT_ONCE;  // on their way
-constexpr int kLanes = 8;                  // that bring a row's sums together
-constexpr int kBatch = kThreads / kLanes;  // rows of which that happens at once
+[[maybe_unused]] constexpr int kRowsAtOnce = ROWS_AT_ONCE;  // on their way
+constexpr int kLanes = 8;                                   // that bring a row's sums together
+[[maybe_unused]] constexpr int kBatch = kThreads / kLanes;  // rows of which that happens at once
 
 // The columns and rows of a block of results.
 struct Columns {
