@@ -6,6 +6,7 @@
 // columns. pairs [rows, blocks] 8 bytes each, zeros.
 // Threads: as in resident.cuh. A worker keeps the sums of its columns in registers; where its
 // columns move on within words, so do the sums.
+#include "norm_backward_parameters.cuh"
 #include "norm_results.cuh"
 #include "resident_gradients.cuh"
 
@@ -125,22 +126,10 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     norm_backward_resident(const X* __restrict__ dy, const X* __restrict__ x,
                            const Gamma* __restrict__ gamma,
-#if LAYER
-                           const float* __restrict__ mean,
-#endif
-                           const float* __restrict__ rstd,
-#if HAS_ADD
-                           const X* __restrict__ dh,
-#endif
-                           X* __restrict__ dx, float* __restrict__ dgamma,
-#if HAS_BETA
-                           float* __restrict__ dbeta,
-#endif
-                           unsigned long long* pairs, long long count) {
+                           MEAN_PARAMETER const float* __restrict__ rstd,
+                           DH_PARAMETER X* __restrict__ dx, float* __restrict__ dgamma,
+                           DBETA_PARAMETER unsigned long long* pairs, long long count) {
   extern __shared__ __align__(128) unsigned char memory[];
-#if !LAYER
-  constexpr const float* mean = nullptr;
-#endif
 #if HAS_ADD
   const X* const from[kOperands] = {x, dy, dh};
 #else

@@ -8,12 +8,9 @@
 // another. The groups are so many that a group's ragged rows start at the same place of a word.
 // Rows go from the last to the first: those that the sums read last are still in L2.
 #pragma once
+#include "norm_values.cuh"
 #include "ragged.cuh"
 #include "reduce.cuh"
-
-using X = ElementOf<X_TYPE>::Type;
-using Gamma = ElementOf<GAMMA_TYPE>::Type;
-using Beta = ElementOf<BETA_TYPE>::Type;
 
 constexpr int kThreads = THREADS;
 constexpr int kEach = EACH;
