@@ -26,6 +26,7 @@ from shardops.rules.quantize import Blocks
 LENGTHS = (33, 1000, 1001, 1536, 4096, 20001, 20480, 65536, 262144, 1048576)
 FLOAT32_LENGTHS = (33, 1536, 20480)
 ELEMENTS = 1 << 19  # of an array, at most
+SHARING = 78  # multiprocessors that share a row: fewer have no room for it, a GPU may have more
 QUANTIZED_SHAPES = ((77, 1001), (130, 384), (33, 4096), (3, 20480))
 FORMS = (
     (ScalingMode.TENSOR_DELAYED, None),
@@ -110,7 +111,7 @@ def shared_cases() -> Iterator[tuple]:
 
 
 def run_shared(launches: Any, rng: np.random.Generator, run: Callable, *case: Any) -> None:
-    with use_target(target_for(current_target().arch, 132)):  # fewer have no room for such rows
+    with use_target(target_for(current_target().arch, SHARING)):
         run(launches, rng, *case)
 
 

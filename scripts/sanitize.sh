@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Small launches of every kernel under compute-sanitizer: fails on any finding.
 #   PYTHON=python3   which Python runs them; without the extension, `gemm` is left out
-#   ONLY=softmax     `norm`, `softmax`, `shared`, `quantize`, `scales` or `products` alone
+#   ONLY=softmax     `norm`, `softmax`, `shared`, `quantize`, `scales` or `products` alone; `shared`
+#                    wants 78 multiprocessors
 #   JOBS=4           processes at once, among which the launches are dealt out
 #   LOGS=folder      where what the tools print is left
 set -euo pipefail

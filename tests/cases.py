@@ -194,17 +194,3 @@ NORM_EMPTY = [
     NormCase("no-batch", (3, 0, 2520), beta=True),
     NormCase("no-batch-add", (0, 5, 16), add=True, return_input=True),
 ]
-
-# Row lengths and sizes of models, for the GPU tests and the benchmarks.
-NORM_ROW_LENGTHS = (1, 7, 96, 1000, 1024, 3000, 4096, 5120, 12288, 65536)
-NORM_BENCHMARKS = [
-    NormCase(f"{rows}x{length}", (rows, length))
-    for rows, length in ((8192, 1024), (8192, 4096), (8192, 5120), (4096, 12288), (1024, 65536))
-]
-GEMM_BENCHMARKS = [
-    GemmCase("square-4096", (4096, 4096), (4096, 4096)),
-    GemmCase("mlp-up-gelu", (8192, 4096), (4096, 16384), bias=True, activation="gelu"),
-    GemmCase("mlp-down", (8192, 16384), (16384, 4096), bias=True),
-    GemmCase("mlp-weight-gradient", (8192, 4096), (8192, 16384), ((0,), (0,))),
-    GemmCase("attention-projection", (8192, 5120), (5120, 5120)),
-]

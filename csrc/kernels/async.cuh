@@ -9,7 +9,7 @@
 // Where something lies in this block's shared memory. Kept as 32 bits: made from a pointer each
 // time it costs a read of the block's place in its cluster.
 using Shared = unsigned;
-constexpr int kBarrierBytes = 8;
+[[maybe_unused]] constexpr int kBarrierBytes = 8;
 
 __device__ __forceinline__ Shared shared_address(const void* pointer) {
   return static_cast<Shared>(__cvta_generic_to_shared(pointer));
@@ -136,13 +136,10 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// The same in two parts, for warps whose threads may come apart from each other. `cluster_arrive`
-// orders nothing, `cluster_publish` what the thread wrote before.
+// The same in two parts, for warps whose threads may come apart from each other; the arrival orders
+// nothing.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_publish() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -163,14 +160,6 @@ __device__ __forceinline__ void send_to_rank(Shared mine, Shared barrier, unsign
           "r"(address_at_rank(mine, rank)),
       "f"(first), "f"(second), "r"(address_at_rank(barrier, rank))
       : "memory");
-}
-
-// The same without a barrier: `cluster_publish` and `cluster_wait` come before anybody reads.
-__device__ __forceinline__ void store_to_rank(Shared mine, unsigned rank, float first,
-                                              float second) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_at_rank(mine, rank)),
-               "f"(first), "f"(second)
-               : "memory");
 }
 
 // 8 bytes of global memory from one block of a grid to the others, written and read as one.

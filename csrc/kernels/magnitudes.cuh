@@ -18,7 +18,7 @@ __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 
 // Float32 bits of the magnitude with such a key; one NaN stands for all.
 __device__ __forceinline__ unsigned bits_of_magnitude(int key) {
-  return key > 0x7f800000 ? 0x7fc00000u : static_cast<unsigned>(key);
+  return key > kInfinite ? 0x7fc00000u : static_cast<unsigned>(key);
 }
 __device__ __forceinline__ unsigned bits_of_finite(int key) {
   return key < kFiniteZero ? 0u : static_cast<unsigned>(key - kFiniteZero);
@@ -33,19 +33,6 @@ __device__ __forceinline__ int largest_of_lanes(int key) {
     key = larger(key, __float_as_int(other));
   }
   return key;
-}
-
-// The same of several at once.
-template <int kFrom, int kTo, int kCount>
-__device__ __forceinline__ void share_largest(int (&keys)[kCount]) {
-#pragma unroll
-  for (int offset = kFrom; offset < kTo; offset *= 2) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float other = __shfl_xor_sync(kAllLanes, __int_as_float(keys[i]), offset);
-      keys[i] = larger(keys[i], __float_as_int(other));
-    }
-  }
 }
 
 // Tells of a magnitude: seldom, since most are not above what was seen when the block began.

@@ -10,11 +10,8 @@
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), as many blocks as stay resident, each striding
 // over rows. A thread owns the same columns in every row, so their parameter gradients stay in its
 // registers until the end; no atomics, so the same bits every run.
-#include "elements.cuh"
+#include "norm_backward_parameters.cuh"
 #include "reduce.cuh"
-
-using X = ElementOf<X_TYPE>::Type;
-using Gamma = ElementOf<GAMMA_TYPE>::Type;
 
 constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
@@ -96,20 +93,10 @@ __device__ __forceinline__ void write_partials(float (&sums)[kCount][kLength],
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_BLOCKS)
     norm_backward(const X* __restrict__ dy, const X* __restrict__ x,
-                  const Gamma* __restrict__ gamma,
-#if LAYER
-                  const float* __restrict__ mean,
-#endif
-                  const float* __restrict__ rstd,
-#if HAS_ADD
-                  const X* __restrict__ dh,
-#endif
-                  X* __restrict__ dx, float* __restrict__ partials, long long rows) {
+                  const Gamma* __restrict__ gamma, MEAN_PARAMETER const float* __restrict__ rstd,
+                  DH_PARAMETER X* __restrict__ dx, float* __restrict__ partials, long long rows) {
   __shared__ Sum::Buffers buffers;
   Sum sum_over_row(buffers);
-#if !LAYER
-  constexpr const float* mean = nullptr;
-#endif
 
   Vector<Gamma, kLength> scale[kCount];
   if constexpr (HOLD_GAMMA) Slice::load_all<false>(scale, gamma, true);

@@ -6,6 +6,7 @@
 // columns. pairs [rows, blocks] 8 bytes each, zeros.
 // Threads: as in resident.cuh. A worker keeps the sums of its columns in registers; where its
 // columns move on within words, so do the sums.
+#include "norm_backward_parameters.cuh"
 #include "norm_results.cuh"
 #include "resident_gradients.cuh"
 
@@ -96,8 +97,7 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
                                           const OwnWords& own, const OwnScale& scale,
                                           const Pair& means, Gradients& gradients, X* dx) {
   const Pair of = rows.row_values(at);
-  const float scaled_mean_w = of.second * means.second;
-  const float slope = of.second * of.second * means.first;
+  const RowResult result_of = {{of.first, of.second}, of.second * means.first, means.second};
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (!own.owns(i)) continue;
@@ -115,12 +115,9 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
 #else
       constexpr float dh = 0.0f;
 #endif
+      result[j] = result_of(values.at(j), cotangents.at(j), scaled_by(gamma.at(j)), dh);
       const float centred = LAYER ? values.at(j) - of.first : values.at(j);
-      const float scaled = cotangents.at(j) * of.second;
-      const float w = scaled * scaled_by(gamma.at(j));
-      const float result_of_h = (LAYER ? w - scaled_mean_w : w) - centred * slope;
-      result[j] = HAS_ADD ? result_of_h + dh : result_of_h;
-      gradients.add(i, j, scaled * centred, cotangents.at(j));
+      gradients.add(i, j, cotangents.at(j) * (centred * of.second), cotangents.at(j));
     }
     own.store_word(dx + rows.offset(at), i, rounded<X>(result));
   }
@@ -129,22 +126,10 @@ __device__ __forceinline__ void write_row(const Rows& rows, const RowCursor& at,
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     norm_backward_resident(const X* __restrict__ dy, const X* __restrict__ x,
                            const Gamma* __restrict__ gamma,
-#if LAYER
-                           const float* __restrict__ mean,
-#endif
-                           const float* __restrict__ rstd,
-#if HAS_ADD
-                           const X* __restrict__ dh,
-#endif
-                           X* __restrict__ dx, float* __restrict__ dgamma,
-#if HAS_BETA
-                           float* __restrict__ dbeta,
-#endif
-                           unsigned long long* pairs, long long count) {
+                           MEAN_PARAMETER const float* __restrict__ rstd,
+                           DH_PARAMETER X* __restrict__ dx, float* __restrict__ dgamma,
+                           DBETA_PARAMETER unsigned long long* pairs, long long count) {
   extern __shared__ __align__(128) unsigned char memory[];
-#if !LAYER
-  constexpr const float* mean = nullptr;
-#endif
 #if HAS_ADD
   const X* const from[kOperands] = {x, dy, dh};
 #else

@@ -5,6 +5,7 @@
 //
 // Layout: as in norm_backward.cuh; sums [rows, parts, 2] float32.
 // Threads: as in norm_split.cuh.
+#include "norm_backward_parameters.cuh"
 #include "norm_split.cuh"
 
 struct RowStatistics {
@@ -26,14 +27,8 @@ __device__ __forceinline__ void write_partials(const float (&terms)[kLength], in
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     norm_backward_split(const X* __restrict__ dy, const X* __restrict__ x,
                         const Gamma* __restrict__ gamma,
-#if LAYER
-                        const float* __restrict__ mean,
-#endif
-                        const float* __restrict__ rstd,
-#if HAS_ADD
-                        const X* __restrict__ dh,
-#endif
-                        const float* __restrict__ sums, X* __restrict__ dx,
+                        MEAN_PARAMETER const float* __restrict__ rstd,
+                        DH_PARAMETER const float* __restrict__ sums, X* __restrict__ dx,
                         float* __restrict__ partials, long long rows) {
   __shared__ RowStatistics statistics[kBatch];
   bool as_words = moves_as_words(x, dy, dx);
@@ -60,11 +55,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     wx = sum_lanes<kLanes>(wx) * (1.0f / kCols);
     w = LAYER ? sum_lanes<kLanes>(w) * (1.0f / kCols) : 0.0f;
     if (lane != 0 || row < 0) return;
-#if LAYER
-    statistics[slot] = {mean[row], rstd[row], wx, w};
-#else
-    statistics[slot] = {0.0f, rstd[row], wx, w};
-#endif
+    statistics[slot] = {LAYER ? mean[row] : 0.0f, rstd[row], wx, w};
   };
   const auto work = [&](long long row, int slot, int n) {
     Vector<X, kLength> values[kRowsAtOnce], cotangents[kRowsAtOnce];

@@ -8,6 +8,7 @@
 // block or a cluster shares a row, the sums of a row are on their way while the next row's are
 // made.
 #include "norm_backward_held.cuh"
+#include "norm_backward_parameters.cuh"
 #include "norm_results.cuh"
 
 constexpr int kLoads = 2 + HAS_ADD;  // x, dy, dh; dx takes the place of x
@@ -115,14 +116,9 @@ __device__ __forceinline__ void second_pass_of_edge(const Part& part, Shared row
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     norm_backward_staged(const X* __restrict__ dy, const X* __restrict__ x,
                          const Gamma* __restrict__ gamma,
-#if LAYER
-                         const float* __restrict__ mean,
-#endif
-                         const float* __restrict__ rstd,
-#if HAS_ADD
-                         const X* __restrict__ dh,
-#endif
-                         X* __restrict__ dx, float* __restrict__ partials, long long rows) {
+                         MEAN_PARAMETER const float* __restrict__ rstd,
+                         DH_PARAMETER X* __restrict__ dx, float* __restrict__ partials,
+                         long long rows) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared base = shared_address(memory);
   forget_origin(base);
@@ -149,9 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const auto statistics_of = [&](long long row) {
     RowStatistics of = {0.0f, 0.0f};
     if (row < rows) {
-#if LAYER
-      of.mean = mean[row];
-#endif
+      if (LAYER) of.mean = mean[row];
       of.rstd = rstd[row];
     }
     return of;
@@ -233,11 +227,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   ring.finish();
 
   float* const together = reinterpret_cast<float*>(memory + kControl);
-  const long long owners = gridDim.x / kCluster;
   partials += blockIdx.x / kCluster * static_cast<long long>(kCols);
   if constexpr (!kRagged) partials += part.first_column;
   write_sums(part, sums.gamma, sums.gamma_edge, together, partials);
 #if HAS_BETA
-  write_sums(part, sums.beta, sums.beta_edge, together, partials + owners * kCols);
+  partials += gridDim.x / kCluster * static_cast<long long>(kCols);
+  write_sums(part, sums.beta, sums.beta_edge, together, partials);
 #endif
 }

@@ -6,15 +6,14 @@
 // Layout: dy, x [rows, COLS] row-major; gamma [COLS]; mean, rstd [rows] float32; sums
 // [rows, parts, 2] float32.
 // Threads: as in norm_split.cuh.
+#include "norm_backward_parameters.cuh"
 #include "norm_split.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     norm_backward_sums(const X* __restrict__ dy, const X* __restrict__ x,
                        const Gamma* __restrict__ gamma,
-#if LAYER
-                       const float* __restrict__ mean,
-#endif
-                       const float* __restrict__ rstd, float* __restrict__ sums, long long rows) {
+                       MEAN_PARAMETER const float* __restrict__ rstd, float* __restrict__ sums,
+                       long long rows) {
   using Sum = RowSum<kThreads, 1, 2>;
   __shared__ Sum::Buffers buffers;
   Sum sum_over_block(buffers);
@@ -32,11 +31,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       cotangents[i] = load_of_row<false>(dy + offset, of.column(i), as_words);
       scale[i] = load_parameter(gamma + of.column(i), of.column(i), gamma_aligned);
     }
-#if LAYER
-    const float row_mean = mean[of.row];
-#else
-    constexpr float row_mean = 0.0f;
-#endif
+    const float row_mean = LAYER ? mean[of.row] : 0.0f;
     const float row_rstd = rstd[of.row];
     float both[2] = {0.0f, 0.0f};
 #pragma unroll

@@ -6,18 +6,13 @@
 // rstd [rows] float32.
 // Threads: as in norm_split.cuh.
 #include "moments.cuh"
+#include "norm_parameters.cuh"
 #include "norm_split.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     norm_forward_split(const X* __restrict__ h, const Gamma* __restrict__ gamma,
-#if HAS_BETA
-                       const Beta* __restrict__ beta,
-#endif
-                       const float* __restrict__ moments, X* __restrict__ y,
-#if LAYER
-                       float* __restrict__ mean_out,
-#endif
-                       float* __restrict__ rstd_out, long long rows, float epsilon) {
+                       BETA_PARAMETER const float* __restrict__ moments, X* __restrict__ y,
+                       MEAN_PARAMETER float* __restrict__ rstd_out, long long rows, float epsilon) {
   __shared__ float means[kBatch], rstds[kBatch];
   const bool as_words = moves_as_words(h, y);
   const Columns columns(h, rows, as_words);

@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     const float own_count = elements_of(
         static_cast<int>(rank) * kRowWarps + static_cast<int>(threadIdx.x) % kGroup / 32, shift);
     const float own_share = own_count > 0.0f ? 1.0f / own_count : 0.0f;
-    float counts[Exchange::kShare], shares[Exchange::kShare];
+    [[maybe_unused]] float counts[Exchange::kShare], shares[Exchange::kShare];
 #pragma unroll
     for (int m = 0; m < Exchange::kShare; ++m) {
       counts[m] = elements_of(Exchange::part(m), shift);

@@ -6,14 +6,12 @@
 // Layout: x, add, h [rows, COLS] row-major; moments [rows, parts, 3] float32.
 // Threads: as in norm_split.cuh.
 #include "moments.cuh"
+#include "norm_parameters.cuh"
 #include "norm_split.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     norm_forward_sums(const X* __restrict__ x,
-#if HAS_ADD
-                      const X* __restrict__ add, X* __restrict__ h,
-#endif
-                      float* __restrict__ moments, long long rows) {
+                      ADD_PARAMETER H_PARAMETER float* __restrict__ moments, long long rows) {
   __shared__ Moments shared[32];
 #if HAS_ADD
   const bool as_words = moves_as_words(x, add, h);

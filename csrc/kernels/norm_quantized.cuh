@@ -2,22 +2,22 @@
 // registers.
 //
 //   h, mean, rstd as in norm_forward.cuh; y in float32 as in norm_values.cuh
-//   WRITES 0: no more than these. 1: data, scales, amax of y as in quantize_tiles.cuh. 2: y.
+//   WRITES 0: no more than these. 1: data, scales, amax of y as in quantize_tiles.cuh (ROWS). 2: y.
 //
 // Layout: as in norm_forward.cuh; data [rows, COLS], scales [rows, ceil(COLS / block)]; one given
 // scale and one amax for `rows_of_entry` rows.
 // Threads: block (THREADS_PER_ROW, ROWS_PER_BLOCK), threadIdx.y picks the row. Neighbouring lanes
 // own neighbouring vectors, so that a block of elements lies in a warp.
 #include "mean.cuh"
-#include "norm_values.cuh"
+#include "norm_parameters.cuh"
+#include "quantize_parameters.cuh"
 #include "quantize_vector.cuh"
 
 constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
 constexpr int kThreadsPerRow = THREADS_PER_ROW;
 constexpr int kRowsPerBlock = ROWS_PER_BLOCK;
-constexpr bool kQuantizes = WRITES == 1;
-constexpr bool kAmax = AMAX;
+constexpr bool kQuantizes = ROWS;
 static_assert(kCols % kLength == 0, "a row is whole vectors");
 static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
 
@@ -29,51 +29,24 @@ static_assert(!kQuantizes || kScales == kTensor ||
                   (kBlockLanes <= 32 && kThreadsPerRow % kBlockLanes == 0),
               "a block of elements lies in a warp");
 
-#if WRITES == 2
-using Data = float;
+// Order: SCALING, ADD, GIVEN, Y, RESULTS, H, MEAN.
+#if WRITES
+#define SCALING_PARAMETERS const Gamma* __restrict__ gamma, BETA_PARAMETER
 #else
-using Data = unsigned char;
+#define SCALING_PARAMETERS
 #endif
-
-__device__ __forceinline__ void write_values(Data* to, const float (&y)[kLength], float factor) {
 #if WRITES == 2
-  store<true, true, kLength>(to, rounded<float>(y));
+#define Y_PARAMETER float* __restrict__ y_out,
 #else
-  write_fp8(to, y, factor, true);
+#define Y_PARAMETER
+[[maybe_unused]] constexpr float* y_out = nullptr;
 #endif
-}
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_BLOCKS)
     norm_quantized(const X* __restrict__ x,
-#if WRITES
-                   const Gamma* __restrict__ gamma,
-#endif
-#if WRITES && HAS_BETA
-                   const Beta* __restrict__ beta,
-#endif
-#if HAS_ADD
-                   const X* __restrict__ add,
-#endif
-#if SCALES == 0 && WRITES == 1
-                   const float* __restrict__ given,
-#endif
-#if WRITES
-                   Data* __restrict__ data,
-#endif
-#if SCALES
-                   Scale* __restrict__ scales,
-#endif
-#if AMAX
-                   unsigned* __restrict__ amax,
-#endif
-#if HAS_ADD
-                   X* __restrict__ h,
-#endif
-#if LAYER
-                   float* __restrict__ mean_out,
-#endif
-                   float* __restrict__ rstd_out, long long rows, long long rows_of_entry,
-                   float epsilon) {
+                   SCALING_PARAMETERS ADD_PARAMETER GIVEN_PARAMETER Y_PARAMETER RESULT_PARAMETERS
+                       H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out,
+                   long long rows, long long rows_of_entry, float epsilon) {
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
   const long long row = static_cast<long long>(blockIdx.x) * kRowsPerBlock + threadIdx.y;
@@ -81,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
   const long long offset = row * kCols;
 #if WRITES
   const bool alone = rows_of_entry == rows;  // all rows are one entry
-  const long long entry = alone || !active ? 0 : row / rows_of_entry;
+  [[maybe_unused]] const long long entry = alone || !active ? 0 : row / rows_of_entry;
 #endif
 
   Vector<X, kLength> values[Slice::kCount];
@@ -96,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
 #if AMAX
   const unsigned seen = seen_so_far(amax + entry);
 #endif
-#if SCALES == 0 && WRITES == 1
+#if SCALES == 0 && ROWS
   const float factor_of_entry = reciprocal(given[entry]);
 #elif WRITES
   constexpr float factor_of_entry = 1.0f;
@@ -155,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
         constexpr float b = 0.0f;
 #endif
         y[j] = normalised(values[i].at(j), mean, rstd, scaled_by(scale.at(j)), b);
-        if (kAmax) largest = larger(largest, magnitude_key(y[j]));
+        if (AMAX) largest = larger(largest, magnitude_key(y[j]));
       }
     }
     float factor = factor_of_entry;
@@ -170,7 +143,13 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
       scales[row * kScalesOfRow + column / kBlock] = scaling.written;
     }
 #endif
-    if (owned) write_values(data + offset + column, y, factor);
+    if (owned) {
+      if constexpr (kQuantizes) {
+        write_fp8(data + offset + column, y, factor, true);
+      } else {
+        store<true, true, kLength>(y_out + offset + column, rounded<float>(y));
+      }
+    }
   }
 #if AMAX
   constexpr int kLanes = kThreadsPerRow < 32 ? kThreadsPerRow : 32;

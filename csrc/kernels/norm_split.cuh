@@ -8,12 +8,9 @@
 // another. The groups are so many that a group's ragged rows start at the same place of a word.
 // Rows go from the last to the first: those that the sums read last are still in L2.
 #pragma once
+#include "norm_values.cuh"
 #include "ragged.cuh"
 #include "reduce.cuh"
-
-using X = ElementOf<X_TYPE>::Type;
-using Gamma = ElementOf<GAMMA_TYPE>::Type;
-using Beta = ElementOf<BETA_TYPE>::Type;
 
 constexpr int kThreads = THREADS;
 constexpr int kEach = EACH;
@@ -63,9 +60,9 @@ struct PartOfRow {
   __device__ __forceinline__ bool owns(int i) const { return column(i) < kCols; }
 };
 
-constexpr int kRowsAtOnce = ROWS_AT_ONCE;  // on their way
-constexpr int kLanes = 8;                  // that bring a row's sums together
-constexpr int kBatch = kThreads / kLanes;  // rows of which that happens at once
+[[maybe_unused]] constexpr int kRowsAtOnce = ROWS_AT_ONCE;  // on their way
+constexpr int kLanes = 8;                                   // that bring a row's sums together
+[[maybe_unused]] constexpr int kBatch = kThreads / kLanes;  // rows of which that happens at once
 
 // The columns and rows of a block of results.
 struct Columns {

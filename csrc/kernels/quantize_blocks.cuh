@@ -6,7 +6,8 @@
 #include "halving.cuh"
 #include "quantize_tile.cuh"
 
-constexpr bool kOfRows = kRows || kScales == kSquare;  // whose largest magnitudes are of use
+// Whose largest magnitudes are of use.
+[[maybe_unused]] constexpr bool kOfRows = kRows || kScales == kSquare;
 constexpr bool kRowsInWarp = kHasBlocks && kBlock <= kPartCols;
 constexpr bool kColumnsInWarp = kHasBlocks && kBlock <= kPartRows;
 

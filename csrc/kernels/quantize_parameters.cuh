@@ -5,7 +5,7 @@
 #pragma once
 #include "quantize_scales.cuh"
 
-#if SCALES == 0
+#if SCALES == 0 && (ROWS || COLUMNS)
 #define GIVEN_PARAMETER const float* __restrict__ given,
 #else
 #define GIVEN_PARAMETER

@@ -8,10 +8,10 @@
 #include "magnitudes.cuh"
 
 // What a scale covers: codes of the launch plan.
-constexpr int kTensor = 0;  // an entry; it is given
-constexpr int kRow128 = 1;  // 1 x 128
-constexpr int kSquare = 2;  // 128 x 128
-constexpr int kRow32 = 3;   // 1 x 32, a power of two
+constexpr int kTensor = 0;                   // an entry; it is given
+[[maybe_unused]] constexpr int kRow128 = 1;  // 1 x 128
+[[maybe_unused]] constexpr int kSquare = 2;  // 128 x 128
+constexpr int kRow32 = 3;                    // 1 x 32, a power of two
 constexpr int kScales = SCALES;
 constexpr int kBlock = kScales == kRow32 ? 32 : 128;
 using Format = FormatOf<FORMAT>::Type;

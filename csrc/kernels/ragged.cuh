@@ -14,7 +14,8 @@ constexpr int kCols = COLS;
 constexpr int kLength = VECTOR;
 constexpr bool kRagged = kCols % kLength != 0;
 // Columns of the words that cover a row, wherever it starts.
-constexpr int kSpan = kRagged ? (kCols + 2 * kLength - 2) / kLength * kLength : kCols;
+[[maybe_unused]] constexpr int kSpan =
+    kRagged ? (kCols + 2 * kLength - 2) / kLength * kLength : kCols;
 
 template <int kWord, typename T>
 __device__ __forceinline__ int place_in_word(const T* pointer) {
@@ -42,7 +43,7 @@ __device__ __forceinline__ int shift_of_row(long long row) {
 // A row's whole words, and its edges: fewer than 2 * kLength elements that lie in words which it
 // shares with its neighbours.
 constexpr int kMostWords = kCols / kLength;
-constexpr int kLeastWords = kRagged ? (kCols - kLength + 1) / kLength : kMostWords;
+[[maybe_unused]] constexpr int kLeastWords = kRagged ? (kCols - kLength + 1) / kLength : kMostWords;
 struct WholeWords {
   int before;  // elements before the first whole word
   int words;

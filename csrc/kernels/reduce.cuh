@@ -11,7 +11,7 @@
 
 // So many warps' values are read one by one by every thread, which is less than the 5 shuffles of
 // a tree; whole 16-byte words of them, hence the padding.
-constexpr int kMaxSerialWarps = 16;
+[[maybe_unused]] constexpr int kMaxSerialWarps = 16;
 __device__ constexpr int padded(int warps) { return (warps + 3) / 4 * 4; }
 
 template <int kThreads, int kRows, int kMaxSums>

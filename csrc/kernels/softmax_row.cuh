@@ -16,7 +16,8 @@ using X = ElementOf<X_TYPE>::Type;
 constexpr int kCols = COLS;
 constexpr int kLength = 16 / sizeof(X);
 constexpr bool kEven = kCols % kLength == 0;  // a row has as many words as it fills
-constexpr int kWords = kEven ? kCols / kLength : (kCols + 2 * kLength - 2) / kLength;
+[[maybe_unused]] constexpr int kWords =
+    kEven ? kCols / kLength : (kCols + 2 * kLength - 2) / kLength;
 using Word = Vector<X, kLength>;
 
 // Divides a row's number below 2^31: n / value = n · factor / 2^(31 + shift), rounded down, which
@@ -72,7 +73,7 @@ __device__ __forceinline__ int causal_count(RowIndex query, const int* first, co
 __device__ __forceinline__ Keys keys_of(long long row, const unsigned char* mask, const int* first,
                                         const Params& p) {
   Keys keys = {kCols, nullptr};
-  const RowIndex index = static_cast<RowIndex>(row);
+  [[maybe_unused]] const RowIndex index = static_cast<RowIndex>(row);
 #if CAUSAL
   keys.count = causal_count(remainder(index, p.queries), first, p);
 #endif

@@ -57,6 +57,11 @@ class NormProblem:
         """32-bit registers that one vector of `dtype` takes."""
         return max(1, self.vector * TYPE_BYTES[dtype] // 4)
 
+    @property
+    def parameter_registers(self) -> int:
+        """Those that one vector of the wider of gamma and beta takes."""
+        return max(self.registers(dtype) for dtype in (self.gamma, self.beta or self.gamma))
+
 
 def constants_of(problem: NormProblem, vector: int) -> tuple[tuple[str, int], ...]:
     """The macros that every norm kernel is specialised by."""

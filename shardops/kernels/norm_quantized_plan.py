@@ -147,9 +147,9 @@ def _tiles_are_faster(norm: NormProblem, written: QuantizeProblem, target: Targe
 def _rows(problem: QuantizedNorm, geometry: RowGeometry, writes: int) -> Launch:
     """`writes`: 0: statistics, and h; 1: what is quantised as well; 2: y in float32."""
     norm, written = problem.norm, problem.written
-    own = (("FORMAT", 0), ("SCALES", 0), ("AMAX", 0))
+    own = (("FORMAT", 0), ("SCALES", 0), ("ROWS", 0), ("COLUMNS", 0), ("AMAX", 0))
     if written is not None:
-        own = tuple(c for c in written_constants(written) if c[0] not in ("ROWS", "COLUMNS"))
+        own = written_constants(written)
     constants = (
         *constants_of(norm, norm.vector),
         *own,

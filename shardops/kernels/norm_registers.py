@@ -44,7 +44,7 @@ class Geometry:
         )
 
 
-_TAKES_A_FEW_MORE = ("sm_100", "sm_103")  # registers, as their ptxas has it
+_TAKES_A_FEW_MORE = ("sm_100", "sm_103", "sm_120", "sm_121")  # registers, as their ptxas has it
 
 
 def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
@@ -86,7 +86,7 @@ def forward_in_registers(problem: NormProblem, target: Target) -> Geometry | Non
                 resident = min(resident, _layer_norm_threads(problem, target, threads, registers))
                 if problem.x == "float32" and registers > 24:
                     resident = min(resident, 640)
-            if registers > 24 and problem.registers(problem.gamma) > 4:
+            if registers > 24 and problem.parameter_registers > 4:
                 resident = 512  # gamma and beta in float32 take more than the row
             resident //= (1 + problem.add) * threads * rows_per_block
             return Geometry(threads, rows_per_block, max(1, resident))
@@ -110,13 +110,16 @@ def forward_in_clusters(problem: NormProblem, target: Target) -> Geometry | None
 def _layer_norm_threads(problem: NormProblem, target: Target, threads: int, registers: int) -> int:
     """Resident threads that leave registers for gamma and beta, which are loaded ahead.
 
-    To know which threads own the last vectors takes a few as well. `registers`: of a row.
+    To know which threads own the last vectors takes a few as well, and of long packed rows many
+    where all but some of the last warp do. `registers`: of a row.
     """
     ends_early = problem.vectors % threads != 0
-    if target.arch not in _TAKES_A_FEW_MORE:
-        return 896 if ends_early or problem.registers(problem.gamma) > 4 else 1024
-    if registers > 24:
+    ends_in_last_warp = problem.x != "float32" and 0 < -problem.vectors % threads < 32
+    takes_more = target.arch in _TAKES_A_FEW_MORE
+    if registers > 24 and (takes_more or ends_in_last_warp):
         return 512
+    if not takes_more:
+        return 896 if ends_early or problem.registers(problem.gamma) > 4 else 1024
     return 768 if ends_early or problem.registers(problem.gamma) > 4 else 896
 
 
@@ -136,6 +139,8 @@ def backward_in_registers(problem: NormProblem, target: Target) -> Geometry | No
             threads = _warps(problem.vectors, per_thread)
             if threads > 768:
                 continue
+            if problem.vectors % 32 and any(luxuries) and not _takes_more(problem, target):
+                percent = max(percent, _PERCENT_OF_ENDS)
             rows_per_block = max(1, 128 // threads)
             found = _resident(problem, target, threads, rows_per_block, percent, *luxuries)
             resident_threads = threads * found.rows_per_block * found.min_blocks
@@ -178,6 +183,7 @@ def _resident(
 # that the source holds. At 24 it makes do with less, at some cost; that still beats fewer elements.
 # The test of compiled kernels fails where a plan makes one spill.
 _CHOICES = ((24, 120), (24, 94), (32, 140), (16, 114), (8, 110))
+_PERCENT_OF_ENDS = 108  # at least, where a row ends within a warp
 
 
 def _held_registers(problem: NormProblem, per_thread: int, prefetch: bool, hold_gamma: bool) -> int:

@@ -89,7 +89,8 @@ class Staged:
 
     def can_hold_gamma(self, problem: NormProblem) -> bool:
         """Forward: whether gamma and beta fit in registers beside what the passes need."""
-        held = 96 + self.per_thread(problem) * problem.sums * TYPE_BYTES[problem.gamma] // 4
+        widest = max(TYPE_BYTES[dtype] for dtype in (problem.gamma, problem.beta or problem.gamma))
+        held = 96 + self.per_thread(problem) * problem.sums * widest // 4
         # Some of its rows have a word less.
         held += 8 * (self.ragged and (problem.cols + 1) % problem.word != 0)
         return held <= register_limit(self.threads * self.min_blocks)

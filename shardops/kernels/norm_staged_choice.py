@@ -13,8 +13,6 @@ from shardops.kernels.norm_staged import Staged, has_staged_kernels
 from shardops.kernels.sizes import round_up
 from shardops.kernels.target import Target
 
-_RAGGED_FROM = 512  # columns
-
 
 def forward_choice(problem: NormProblem, target: Target) -> Staged | None:
     """For rows that registers hold badly: long ones, and those no wide word cuts."""

@@ -98,7 +98,6 @@ void store_words(Shared to, const unsigned* from) {
 }
 inline unsigned cluster_rank() { return host::me().rank; }
 inline void cluster_arrive() { host::me().cluster_barriers++; }
-inline void cluster_publish() { cluster_arrive(); }
 inline void cluster_wait() { host::stop_at(host::kAtCluster); }
 inline void cluster_sync() {
   cluster_arrive();
@@ -110,10 +109,6 @@ inline void send_to_rank(Shared mine, Shared barrier, unsigned rank, float first
   auto& told = *reinterpret_cast<host::Barrier*>(host::of_rank(barrier, rank));
   told.bytes -= sizeof(both);
   host::settle(told);
-}
-inline void store_to_rank(Shared mine, unsigned rank, float first, float second) {
-  const float both[2] = {first, second};
-  std::memcpy(host::of_rank(mine, rank), both, sizeof(both));
 }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline void tell_grid(unsigned long long* to, unsigned long long word) { *to = word; }

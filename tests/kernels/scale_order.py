@@ -4,12 +4,9 @@ import itertools
 from collections.abc import Iterator
 from math import prod
 
-import ml_dtypes
 import numpy as np
 
 from shardops.kernels.gemm_scaled_plan import Matrix, ScaleMode
-
-E8M0 = ml_dtypes.float8_e8m0fnu
 
 # Shapes of scales, the order of their dims in [rows, blocks], and how many of these are blocks:
 # whole tiles; words, halves of words and bytes along a row; one scale; longer than a block's share;

@@ -12,11 +12,13 @@ from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_split import Split
 from shardops.kernels.norm_staged import Staged
 from shardops.kernels.resident import Resident
+from tests import references
 from tests.kernels import emulator
 from tests.kernels.norm_emulation import (
     EPSILON,
     assert_close,
     backward,
+    bound,
     check,
     check_forward,
     forward,
@@ -200,6 +202,27 @@ def test_a_constant_row_is_its_own_mean(geometry, built, rng):
     np.testing.assert_array_equal(got["mean"], [20608.0, -1288.0, 170.0])
     beta = np.broadcast_to(arrays.beta.astype(got["y"].dtype), got["y"].shape)
     np.testing.assert_array_equal(got["y"], beta)
+
+
+@pytest.mark.parametrize(
+    "kind, geometry", [*KINDS_AND_GEOMETRIES, ("layer", RESIDENT), ("rms", RESIDENT)]
+)
+def test_backward_of_tiny_rows_is_finite(kind, geometry, built, rng):
+    """A deviation whose reciprocal is a float32 and its square is not, without an epsilon."""
+    problem = NormProblem(3, 1000, kind, "float32", "float32", None)
+    arrays = random_arrays(problem, rng)
+    arrays.x[...] *= np.float32(1e-20)
+    x = arrays.x.astype(np.float64)
+    mean = x.mean(1) if kind == "layer" else np.zeros(3)
+    rstd = 1 / np.sqrt(((x - mean[:, None]) ** 2).mean(1))
+    saved = {"mean": np.float32(mean)} if kind == "layer" else {}
+    dx, dgamma = backward(problem, arrays, saved | {"rstd": np.float32(rstd)}, built, geometry)
+    vjp = references.layer_norm_vjp_reference
+    if kind == "rms":
+        vjp = references.rms_norm_vjp_reference
+    wanted = vjp(arrays.dy, arrays.x, arrays.gamma, epsilon=0.0)
+    assert_close("dx", dx, wanted.x, bound("float32"))
+    assert_close("dgamma", dgamma, wanted.gamma, 2e-6)
 
 
 @pytest.mark.parametrize("kind, geometry", KINDS_AND_GEOMETRIES)

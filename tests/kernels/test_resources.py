@@ -81,6 +81,27 @@ def test_no_kernel_spills_to_local_memory(op, dtype):
     assert not spilling, "\n".join([f"{len(spilling)} of {len(compiled)} spill:", *spilling])
 
 
+# Rows that end within a warp, a beta wider than gamma, a compiler that takes more registers.
+ODD = (
+    ("sm_90", Request("layer_norm", 12248, "bfloat16", ("forward",))),
+    ("sm_80", Request("layer_norm", 16200, "float16", ("forward",), (("beta_dtype", "none"),))),
+    ("sm_90", Request("layer_norm", 16360, "float16", ("forward",), (("beta_dtype", "float32"),))),
+    ("sm_90", Request("layer_norm", 14071, "bfloat16", ("forward",), (("beta_dtype", "float32"),))),
+    ("sm_120", Request("layer_norm", 13568, "float16", ("forward",))),
+    ("sm_80", Request("rms_norm", 12344, "float16", ("backward",))),
+    ("sm_80", Request("layer_norm", 9600, "float16", ("backward",))),
+    ("sm_120", Request("rms_norm", 15024, "bfloat16", ("backward",))),
+)
+
+
+@pytest.mark.parametrize("arch, request_", ODD)
+def test_odd_rows_do_not_spill(arch, request_):
+    kernels = packing.kernels_of(request_, arch, 8192, SM_COUNTS.get(arch, 188))
+    assert {kernel.name: taken(kernel, arch).stack_bytes for kernel in kernels} == {
+        kernel.name: 0 for kernel in kernels
+    }
+
+
 def test_turns_reach_every_architecture_option_and_length():
     for op in OPS:
         asked = [each for dtype in DTYPES for each in requests(op, dtype)]
