@@ -16,7 +16,7 @@ class Record:
     """One call of an op, on a mesh or on one device."""
 
     op: Op
-    route: str  # "explicit" | "auto" | "alone": one device, no mesh | "planned": without any
+    route: str  # "explicit" | "auto" | "alone": on one device | "planned": on no device
     shapes: Shapes
     dtypes: tuple[str, ...]
     offered: tuple[Spec, ...]  # where the operands lay

@@ -49,11 +49,12 @@ def _batchable(op: Op, wanted: Wanted) -> Callable[..., tuple[jax.Array, ...]]:
             return _route(op, arrays, wanted)
 
     @call.def_vmap
-    def _(size: int, batched: Sequence[bool], *arrays: jax.Array) -> Any:
+    def rule(size: int, batched: Sequence[bool], *arrays: jax.Array) -> Any:
         results = op.vmapped(size, batched, arrays, wanted)
         results = _typed_as_traced(op, batched, arrays, wanted, results)
         return results, tuple(True for _ in results)
 
+    vars(rule)["op"] = op  # by which `explain` finds the op in a program
     return call
 
 

@@ -13,10 +13,12 @@ from typing import Any
 # Private: the public module has no walk over a program that leaves out what nobody uses.
 from jax._src.interpreters.partial_eval import dce_jaxpr
 
+from shardops.op import Op, Shapes
 from shardops.recording import Record
 from shardops.rules.spec import Spec, to_spec
 
-_Key = tuple[str, tuple[tuple[int, ...], ...], tuple[Spec, ...], tuple[Spec, ...]]
+_Specs = tuple[Spec, ...]
+_Key = tuple[Op | None, Shapes, tuple[str, ...], _Specs, _Specs]  # shapes, dtypes of the operands
 
 
 def in_program(records: Sequence[Record], jaxpr: Any) -> list[Record]:
@@ -31,43 +33,42 @@ def in_program(records: Sequence[Record], jaxpr: Any) -> list[Record]:
     routes = ("explicit",) if auto else ("explicit", "alone")
     traced = {_key(r): r for r in records if r.route in routes}
     live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
-    return [traced[key] for key in _mapped(live) if key in traced] + auto
+    return [traced[key] for key in _placed(live) if key in traced] + auto
 
 
 def _key(record: Record) -> _Key:
-    placement = record.placement
+    operands = record.op, record.shapes, record.dtypes
     if record.route == "alone":
-        return record.op.scope, record.shapes, (), ()
-    return record.op.scope, record.shapes, placement.taken, placement.results
+        return *operands, (), ()
+    return *operands, record.placement.taken, record.placement.results
 
 
-def _mapped(jaxpr: Any) -> Iterator[_Key]:
-    """Keys of the shard_maps and of the ops of a program, those in its branches, loops and calls
-    too."""
+def _placed(jaxpr: Any, op: Op | None = None) -> Iterator[_Key]:
+    """Keys of a program's ops, and of their shard_maps; in its branches, loops and calls too.
+
+    Args:
+      op: of which the program is a part.
+    """
     for one in jaxpr.eqns:
+        within = op
+        operands, results = ([v.aval for v in side] for side in (one.invars, one.outvars))
         if one.primitive.name == "custom_vmap_call":
-            shapes = tuple(v.aval.shape for v in one.invars)
-            scopes = (_scope(inner) for inner in one.params["call"].jaxpr.eqns)
-            yield next((s for s in scopes if s.startswith("shardops.")), ""), shapes, (), ()
+            within = getattr(one.params["rule"], "op", None)  # a copy of what the router's rule has
+            yield within, *_types(operands), (), ()
         if one.primitive.name == "shard_map":
-            operands, results = ([v.aval for v in side] for side in (one.invars, one.outvars))
-            yield (
-                _scope(one),
-                tuple(a.shape for a in operands),
-                _specs(one.params["in_specs"], operands),
-                _specs(one.params["out_specs"], results),
-            )
+            taken = _specs(one.params["in_specs"], operands)
+            yield op, *_types(operands), taken, _specs(one.params["out_specs"], results)
         for value in one.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from _mapped(inner)
+                    yield from _placed(inner, within)
 
 
-def _scope(equation: Any) -> str:
-    return str(equation.source_info.name_stack).rpartition("/")[2]
+def _types(arrays: Sequence[Any]) -> tuple[Shapes, tuple[str, ...]]:
+    return tuple(a.shape for a in arrays), tuple(a.dtype.name for a in arrays)
 
 
-def _specs(partitions: Any, arrays: Sequence[Any]) -> tuple[Spec, ...]:
+def _specs(partitions: Any, arrays: Sequence[Any]) -> _Specs:
     pairs = zip(partitions, arrays, strict=True)
     return tuple(to_spec(p, a.ndim) for p, a in pairs)

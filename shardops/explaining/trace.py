@@ -69,7 +69,7 @@ def explain(
 
 def _notes(entries: Sequence[Entry]) -> Iterator[str]:
     if not entries:
-        yield "no shardops op is in the program, but in shard_map"
+        yield "the program has no shardops op outside of shard_map"
     yield _ONCE
     yield _LOCAL
     if {e.record.route for e in entries} >= {"auto", "explicit"}:

@@ -1,5 +1,7 @@
 """What `explain` takes, which ops it lists, and what it says of plain XLA."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -169,6 +171,21 @@ def test_on_one_device_ops_are_listed_and_move_nothing():
     assert [e.record.shapes[0] for e in batched.entries] == [(3, 4, 16), (3, 4, 8), (3, 4, 8)]
     # What nobody uses is in no program.
     assert explain(lambda x: (so.softmax(x), x + 1)[1])(x).entries == ()
+
+
+@pytest.mark.parametrize("axes", [(), ("d",)], ids=["one device", "Explicit axes"])
+def test_ops_on_operands_of_equal_shapes_are_told_apart(axes):
+    def run(x):
+        half = so.softmax(x.astype(jnp.bfloat16)).astype(jnp.float32)
+        return so.gemm(so.gemm(so.softmax(x), half, activation="gelu"), x)
+
+    kinds = (jax.sharding.AxisType.Explicit,) * len(axes)
+    mesh = jax.make_mesh((8,) * len(axes), axes, axis_types=kinds)
+    with jax.set_mesh(mesh) if axes else contextlib.nullcontext():
+        entries = explain(run)(jnp.ones((8, 8))).entries
+    assert [e.name for e in entries] == ["softmax", "softmax", "gemm", "gemm"]
+    assert [e.record.dtypes[0] for e in entries[:2]] == ["bfloat16", "float32"]
+    assert [e.record.op.activation for e in entries[2:]] == ["gelu", None]
 
 
 def test_arguments_that_come_sharded_make_it_no_op_of_one_device():
