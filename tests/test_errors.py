@@ -6,6 +6,7 @@ import pytest
 
 import shardops as so
 from shardops.errors import shown, wrong
+from shardops.layers import arguments
 
 
 class Silent:
@@ -54,7 +55,11 @@ def test_ops_refuse_such_arguments_in_few_words(value, _):
         lambda: so.gemm(x, x, out_dtype=value),
         lambda: so.gemm(x, x, out_sharding=value),
         lambda: so.dot_general(x, x, value),
+        lambda: so.dot_general(x, x, (((1,), (0,)), ((), ())), preferred_element_type=value),
         lambda: so.explain(lambda: x, link=value),
+        lambda: arguments.dtypes("Dense", value),
+        lambda: arguments.positive("Dense", "rope_theta", value, "Use 1e4."),
+        lambda: arguments.rules([value]),
     ]
     for call in calls:
         with pytest.raises((TypeError, ValueError)) as refusal:

@@ -1,7 +1,7 @@
 """Checks of what modules are made and called with: errors name module, argument, value and fix."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 import jax
@@ -43,7 +43,8 @@ def dims(op: str, argument: str, value: Any) -> tuple[int, ...]:
 def positive(op: str, argument: str, value: Any, fix: str) -> None:
     """A finite number above 0."""
     number = not isinstance(value, bool) and isinstance(value, int | float | np.number)
-    if not number or not value > 0 or not isfinite(value):
+    plain = value.item() if isinstance(value, np.number) else value
+    if not number or not 0 < plain <= float_info.max:
         error = ValueError if number else TypeError
         raise error(wrong(op, argument, shown(value), "a positive number", fix))
 
@@ -55,7 +56,7 @@ def dtypes(op: str, dtype: Any, param_dtype: Any = jnp.float32) -> None:
             continue
         try:
             name = "None" if value is None else jnp.dtype(value).name
-        except TypeError:
+        except Exception:  # NumPy's message has the repr of the value, which may fail
             name = shown(value)
         if name not in FLOATS:
             fix = "Operands of other dtypes are a recipe's (recipe=)."
@@ -106,4 +107,4 @@ def _rule(rule: Any) -> tuple[str, Any]:
         if isinstance(axes, tuple | list) and all(isinstance(axis, str) for axis in axes):
             return name, tuple(axes)
     fix = "Take those of shardops.layers.presets, or write pairs."
-    raise TypeError(wrong("layers", "rules", f"made of {rule!r}", _PAIRS, fix))
+    raise TypeError(wrong("layers", "rules", f"made of {shown(rule)}", _PAIRS, fix))

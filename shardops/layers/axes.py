@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from shardops.errors import wrong
+from shardops.errors import shown, wrong
 
 Names = tuple[str | None, ...]
 Rules = Sequence[tuple[str, Any]]
@@ -112,7 +112,7 @@ def on_mesh(names: Names | None, rules: Rules) -> PartitionSpec | None:
         if axis not in mesh.axis_names:
             got, want = f"{dict(rules)}", f"axes of the mesh, {mesh.axis_names}"
             raise ValueError(
-                wrong("layers", "rules", got, want, f"Rename {axis!r}, or map to None.")
+                wrong("layers", "rules", got, want, f"Rename {shown(axis)}, or map to None.")
             )
     return PartitionSpec(*(_kept(entry, mesh.manual_axes) for entry in spec))
 

@@ -54,7 +54,7 @@ def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
     """The name of a supported float dtype."""
     try:
         name = jnp.dtype(default if value is None else value).name
-    except Exception:  # JAX's own message may fail on what has no repr
+    except Exception:  # NumPy's message has the repr of the value, which may fail
         name = shown(value)
     if name not in FLOATS:
         raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), "Cast the result instead."))

@@ -101,7 +101,7 @@ def _has_kernel(lhs: Any, rhs: Any, precision: Any, preferred: Any) -> bool:
 def _dtype(preferred: Any) -> Any:
     try:
         return jnp.dtype(preferred)
-    except TypeError as error:
+    except Exception as error:  # NumPy's message has the repr of the value, which may fail
         raise TypeError(
             f"dot_general: preferred_element_type is {shown(preferred)}; expected a dtype. Pass "
             "one such as jnp.float32."
