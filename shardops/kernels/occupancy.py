@@ -23,6 +23,7 @@ _THREADS = 128
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER = 14
 CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_INVALID_CLUSTER_SIZE = 912  # CUresult
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -43,6 +44,10 @@ class LaunchConfig(ctypes.Structure):
 class _RefusedError(RuntimeError):
     """A function of the driver failed."""
 
+    def __init__(self, name: str, status: int) -> None:
+        super().__init__(f"{name} returned {status}")
+        self.status = status
+
 
 @functools.cache
 def active_clusters(ordinal: int, cluster: int, shared_bytes: int) -> int | None:
@@ -50,7 +55,7 @@ def active_clusters(ordinal: int, cluster: int, shared_bytes: int) -> int | None
 
     Args:
       ordinal: of the device, as CUDA counts them.
-    Returns: None where the driver does not tell.
+    Returns: 0 where the device runs no such cluster; None where the driver does not tell.
     """
     try:
         driver = ctypes.CDLL(library.find_library("cuda"))
@@ -69,8 +74,10 @@ def active_clusters(ordinal: int, cluster: int, shared_bytes: int) -> int | None
             found = ctypes.c_int()
             asked = ctypes.byref(found), function, ctypes.byref(config)
             _call(driver, "cuOccupancyMaxActiveClusters", *asked)
-    except (KernelUnavailableError, _RefusedError):
+    except KernelUnavailableError:
         return None
+    except _RefusedError as error:
+        return 0 if error.status == _INVALID_CLUSTER_SIZE else None
     return found.value
 
 
@@ -105,4 +112,4 @@ def _probe(driver: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
 def _call(driver: ctypes.CDLL, name: str, *arguments: object) -> None:
     status = getattr(driver, name)(*arguments)
     if status != 0:
-        raise _RefusedError(f"{name} returned {status}")
+        raise _RefusedError(name, status)

@@ -65,7 +65,7 @@ class Target:
         asked = [occupancy.active_clusters(d, cluster, shared_bytes) for d in self.devices]
         found = [count for count in asked if count is not None]
         if len(found) == len(asked) > 0:
-            return max(1, min(found))  # 0: of `largest_cluster` or fewer blocks there is one
+            return max(1, min(found))  # plans take no cluster of which not one fits
         return max(1, int(blocks * _SURELY_IN_CLUSTERS) // cluster)
 
     @property
@@ -91,7 +91,7 @@ _LIMITS = {
 _LEAST_LIMITS = (101376, 1536)
 
 BLOCK_RESERVE = 1024  # bytes of a block's shared memory that the system keeps
-PORTABLE_CLUSTER = 8  # blocks, for which every GPU has room
+PORTABLE_CLUSTER = 8  # blocks, for which all have room but slices of fewer multiprocessors
 # Of a whole GPU, at most; a cluster lies in one. So one part has an eighth of the multiprocessors.
 _PARTS = 8
 _SURELY_IN_CLUSTERS = 7 / 8  # of a GPU's blocks: docs/decisions/0024-clusters-that-fit.md

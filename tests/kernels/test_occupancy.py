@@ -153,3 +153,16 @@ def test_a_machine_without_a_driver_tells_nothing(monkeypatch):
     occupancy.active_clusters.cache_clear()
     assert occupancy.active_clusters(0, 8, 232448) is None
     occupancy.active_clusters.cache_clear()
+
+
+@pytest.mark.parametrize("status, clusters", [(0, 0), (912, 0), (1, None)])
+def test_a_driver_may_refuse_the_size_of_a_cluster_or_not_answer(status, clusters, monkeypatch):
+    class Driver:
+        def __getattr__(self, name: str):
+            return lambda *_: status if name == "cuOccupancyMaxActiveClusters" else 0
+
+    monkeypatch.setattr(occupancy.library, "find_library", lambda name: name)
+    monkeypatch.setattr(occupancy.ctypes, "CDLL", lambda path: Driver())
+    occupancy.active_clusters.cache_clear()
+    assert occupancy.active_clusters(0, 16, 232448) == clusters
+    occupancy.active_clusters.cache_clear()
