@@ -38,13 +38,18 @@ def test_what_is_long_or_cannot_be_shown_is_short(value, text):
         assert "\n" not in got
 
 
+def plan(**changed):
+    given = {"lhs_spec": None, "rhs_spec": None, "axis_sizes": {"d": 2}}
+    so.rules.plan_gemm((8, 8), (8, 8), **given | changed, contracting_dims=((1,), (0,)))
+
+
 @pytest.mark.parametrize("value", [0, -3, 1e-9, "gelu", (1, "tp"), None, 2**256 - 1])
 def test_what_is_short_is_shown_as_it_is(value):
     assert shown(value) == repr(value)
 
 
 @pytest.mark.parametrize("value, _", LONG.values(), ids=LONG)
-def test_ops_refuse_such_arguments_in_few_words(value, _):
+def test_ops_and_plans_refuse_such_arguments_in_few_words(value, _):
     x = np.ones((4, 4), np.float32)
     calls = [
         lambda: so.softmax(x, scale=value),
@@ -57,6 +62,8 @@ def test_ops_refuse_such_arguments_in_few_words(value, _):
         lambda: so.dot_general(x, x, value),
         lambda: so.dot_general(x, x, (((1,), (0,)), ((), ())), preferred_element_type=value),
         lambda: so.explain(lambda: x, link=value),
+        lambda: plan(lhs_spec=((value,), None)),
+        lambda: plan(axis_sizes={"d": (value,)}),
         lambda: arguments.dtypes("Dense", value),
         lambda: arguments.positive("Dense", "rope_theta", value, "Use 1e4."),
         lambda: arguments.rules([value]),

@@ -62,10 +62,12 @@ def checked_spec(
         open_dim = entry is None or entry is PartitionSpec.UNCONSTRAINED
         if not open_dim and not all(isinstance(name, str) for name in names):
             want = "None, an axis name, or a tuple of these in each entry"
-            raise _refusal(argument, f"{spec}", want, f"Entry {dim} is {shown(entry)}.")
+            raise _refusal(argument, spec, want, f"Entry {dim} is {shown(entry)}.")
     if len(entries) > len(shape):
         want = f"at most {len(shape)} entries, one a dim of {tuple(shape)}"
-        raise _refusal(argument, f"{spec} with {len(entries)} entries", want, "Drop the others.")
+        raise _refusal(
+            argument, f"{shown(spec)} with {len(entries)} entries", want, "Drop the others."
+        )
     plain = to_spec(entries, len(shape))
     seen: dict[str, int] = {}
     for dim, entry in enumerate(entries):
@@ -111,4 +113,4 @@ def _dims(argument: str, dims: Sequence[int], operand: str, shape: Dims) -> Dims
 
 
 def _refusal(argument: str, got: object, want: str, fix: str) -> ValueError:
-    return ValueError(wrong("plan_gemm", argument, str(got), want, fix))
+    return ValueError(wrong("plan_gemm", argument, got, want, fix))
