@@ -18,6 +18,7 @@ constexpr int kLength = VECTOR;
 constexpr int kThreadsPerRow = THREADS_PER_ROW;
 constexpr int kRowsPerBlock = ROWS_PER_BLOCK;
 constexpr bool kQuantizes = ROWS;
+static_assert(kQuantizes == (WRITES == 1) && !COLUMNS, "what is quantised is rows");
 static_assert(kCols % kLength == 0, "a row is whole vectors");
 static_assert(kThreadsPerRow * kRowsPerBlock % 32 == 0, "a block is whole warps");
 
