@@ -38,9 +38,9 @@ def quantize(x: jax.Array, quantizer: Quantizer) -> ScaledArray:
     | MXFP8          | 2^(floor(log2(largest magnitude)) - floor(log2(fmax))) of each block of 32 |
 
     Beyond fmax values saturate, infinities too; NaN stays. Neither counts for a scale, which is
-    always finite and never 0 or subnormal; of zeros it is 1. Of MXFP8 it is never below 2^-126, and
-    that of zeros. The gradient is straight-through: the cotangent of `dequantize` is that of x as
-    it is. `data` and scales used by hand have none.
+    always finite and never 0 or subnormal; of zeros it is 1, under MXFP8 2^-126, the least there.
+    The gradient is straight-through: the cotangent of `dequantize` is that of x as it is. `data`
+    and scales used by hand have none.
 
     Args:
       x: float32 | bfloat16 | float16. [*rows, h], or any shape where one scale serves it.
