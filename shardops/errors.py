@@ -31,5 +31,6 @@ def shortened(text: str) -> str:
         text = " ".join(text.split())
     if len(text) <= _LONGEST:
         return text
-    half = _LONGEST // 2
-    return f"{text[:half]}… ({len(text)} characters) …{text[-half:]}"
+    left_out = f"… ({len(text)} characters) …"
+    half = (_LONGEST - len(left_out)) // 2  # so that what is shortened is not shortened again
+    return f"{text[:half]}{left_out}{text[-half:]}"

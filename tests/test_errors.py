@@ -34,8 +34,10 @@ LONG = {
 def test_what_is_long_or_cannot_be_shown_is_short(value, text):
     for got in (shown(value), wrong("op", "x", value, "less", "Do.")):
         assert text in got
-        assert len(got) < 320
+        assert len(got) < 280
         assert "\n" not in got
+    assert len(shown(value)) <= 240
+    assert shown(value) in wrong("op", "x", shown(value), "less", "Do.")
 
 
 def plan(**changed):
