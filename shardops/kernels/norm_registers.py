@@ -115,12 +115,11 @@ def _layer_norm_threads(problem: NormProblem, target: Target, threads: int, regi
     """
     ends_early = problem.vectors % threads != 0
     ends_in_last_warp = problem.x != "float32" and 0 < -problem.vectors % threads < 32
-    takes_more = target.arch in _TAKES_A_FEW_MORE
-    if registers > 24 and (takes_more or ends_in_last_warp):
+    takes_a_few_more = target.arch in _TAKES_A_FEW_MORE
+    if registers > 24 and (takes_a_few_more or ends_in_last_warp):
         return 512
-    if not takes_more:
-        return 896 if ends_early or problem.registers(problem.gamma) > 4 else 1024
-    return 768 if ends_early or problem.registers(problem.gamma) > 4 else 896
+    resident = 896 if takes_a_few_more else 1024
+    return resident - 128 * (ends_early or problem.registers(problem.gamma) > 4)
 
 
 def backward_in_registers(problem: NormProblem, target: Target) -> Geometry | None:
