@@ -6,6 +6,7 @@ import pytest
 
 import shardops as so
 from shardops.errors import shown, wrong
+from shardops.kernels import target
 from shardops.layers import arguments
 
 
@@ -82,3 +83,48 @@ def test_names_in_specs_may_be_long():
     with pytest.raises(ValueError, match=r"out_sharding is .*xxx… .*Rename 'xxx.*…") as refusal:
         so.gemm(x, x, out_sharding=jax.P("x" * 9000))
     assert len(str(refusal.value)) < 900
+
+
+class Incomparable:
+    def __eq__(self, other):
+        raise RuntimeError("compares with nothing")
+
+    def __hash__(self):
+        return 0
+
+
+X, GAMMA = np.ones((4, 8), np.float32), np.ones(8, np.float32)
+STRANGE = {
+    "bytes in the other order": (
+        lambda: so.softmax(X.astype(">f4")), "softmax: x is of NumPy's dtype >f4; expected float32"
+    ),
+    "objects": (
+        lambda: so.rms_norm(X, GAMMA.astype(object)), "rms_norm: gamma is of NumPy's dtype object"
+    ),
+    "masked": (
+        lambda: so.layer_norm(X, GAMMA, GAMMA, add=np.ma.array(X)),
+        "layer_norm: add is a masked array of NumPy's; .* Pass add.filled",
+    ),
+    "a masked mask": (
+        lambda: so.softmax(X, mask=np.ma.array(X > 0)), "softmax: mask is a masked array of NumPy's"
+    ),
+    "no comparison": (
+        lambda: so.softmax(X, causal=Incomparable()), "softmax: causal is <.*Incomparable"
+    ),
+    "no function": (lambda: so.explain(X), "explain: fn is array.*; expected a function"),
+    "no name of a link": (lambda: so.explain(abs, link=["pcie5"]), r"link is \['pcie5'\]; exp"),
+    "no flag": (lambda: so.explain(abs, compare="no"), "explain: compare is 'no'; expected True |"),
+    "an architecture's name alone": (
+        lambda: target.use_target("sm_90").__enter__(), "use_target: target is 'sm_90'; expected a"
+    ),
+    "no architecture": (lambda: target.target_for(None, 1), "target_for: arch is None; expected"),
+    "no multiprocessor": (
+        lambda: target.target_for("sm_90", 0), "target_for: sm_count is 0; expected an int of 1 to"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call, words", STRANGE.values(), ids=STRANGE)
+def test_strange_arguments_are_named(call, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()

@@ -49,3 +49,20 @@ def test_ranks_need_not_agree(name, rng):
         refused = gradient(*arrays)
     for a, b in zip(refused, allowed, strict=True):
         assert jnp.allclose(a, b, rtol=1e-5, atol=1e-5 * jnp.max(jnp.abs(b)))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax"])
+def test_ranks_need_not_agree_in_second_derivatives_and_batches_of_parameters(name, rng):
+    def total(x: jax.Array, g: jax.Array) -> jax.Array:
+        y = FORMS[name](x, g, None, None)
+        return sum(jnp.sum(jnp.square(r)) for r in jax.tree.leaves(y))
+
+    x, g = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((2, 3, 128), (3, 128)))
+    g, x = (g[:, :128], x) if name != "softmax" else (g, x[:, :1].repeat(2, 1))
+    batched = jax.vmap(jax.grad(total, (0, 1)), (None, 0))
+    curved = jax.grad(lambda x: jnp.sum(jnp.square(jax.grad(total)(x, g[0]))))
+    allowed = (*batched(x, g), curved(x))
+    with jax.numpy_rank_promotion("raise"):
+        refused = (*batched(x, g), curved(x))
+    for a, b in zip(refused, allowed, strict=True):
+        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-5 * jnp.max(jnp.abs(b)) + 1e-12)

@@ -11,7 +11,7 @@ from shardops.rules.step import Step
 
 def link_named(name: str) -> Link:
     """A link of the hardware table. Raises ValueError for another name."""
-    if name not in LINKS:
+    if not isinstance(name, str) or name not in LINKS:
         raise ValueError(
             f"explain: link is {shown(name)}; expected one of {', '.join(LINKS)}. Choose the one "
             "that joins your devices."

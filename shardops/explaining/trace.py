@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from shardops import hlo
+from shardops.errors import shown, wrong
 from shardops.explaining.program import in_program
 from shardops.explaining.report import Entry, Report, entries_of
 from shardops.explaining.timing import link_named
+from shardops.primitives import check
 from shardops.recording import recording
 from shardops.rules.hardware import DEFAULT
 
@@ -50,8 +52,13 @@ def explain(
         product. None: where there are at most 64 ops.
     Returns: a function of fn's arguments (arrays, or ShapeDtypeStructs with shardings) that returns
       a Report: `str`, `rich.print`, `.to_html()`, `.to_dict()`.
-    Raises: ValueError for another link; what tracing and compiling `fn` raises.
+    Raises: TypeError for what is no function; ValueError for another link or another `compare`;
+      what tracing and compiling `fn` raises.
     """
+    if not callable(fn):
+        fix = "Pass the function, not its result."
+        raise TypeError(wrong("explain", "fn", shown(fn), "a function", fix))
+    check.one_of("explain", "compare", compare, (True, False, None))
     joined = link_named(link)
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
 

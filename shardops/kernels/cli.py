@@ -249,7 +249,14 @@ def _directories(given: Path | None) -> list[tuple[str, Any]]:
             raise ValueError(f"{given} is no directory; expected one of kernels. Correct DIR.")
         return [("directory", compile.pack_directory(given))]
     settings = config.get()
-    found = [("cache", compile.cache_directory(settings))]
+    cache = compile.cache_directory(settings)
+    there = next(p for p in (cache.path, *cache.path.parents) if os.path.lexists(p))
+    if not os.path.isdir(there):
+        raise ValueError(
+            f"SHARDOPS_CACHE_DIR is {settings.cache_dir}, and {there} is no directory; expected a "
+            "directory, or a path where one can be made. Correct it, or remove that file."
+        )
+    found = [("cache", cache)]
     if settings.kernel_pack is not None:
         found.insert(0, ("pack", compile.pack_directory(settings.kernel_pack)))
     return found

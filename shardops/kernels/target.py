@@ -1,6 +1,7 @@
 """The GPU that kernels are compiled and launched for."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -90,6 +91,7 @@ _LIMITS = {
 # Holds on every architecture since sm_80, so an unknown one gets working, if not best, launches.
 _LEAST_LIMITS = (101376, 1536)
 
+_MOST_MULTIPROCESSORS = 1 << 12
 BLOCK_RESERVE = 1024  # bytes of a block's shared memory that the system keeps
 PORTABLE_CLUSTER = 8  # blocks, for which all have room but slices of fewer multiprocessors
 # Of a whole GPU, at most; a cluster lies in one. So one part has an eighth of the multiprocessors.
@@ -101,14 +103,33 @@ _override = jax.make_user_context(None)
 
 
 def target_for(arch: str, sm_count: int) -> Target:
-    """Describes a GPU of which only the architecture and the size are known."""
+    """Describes a GPU of which only the architecture and the size are known.
+
+    Args:
+      arch: "sm_90".
+      sm_count: multiprocessors.
+    Raises: ValueError for what names no GPU.
+    """
+    if not isinstance(arch, str) or not re.fullmatch("sm_[0-9]{1,9}[af]?", arch):
+        fix = "Its compute capability without the point follows sm_."
+        raise ValueError(errors.wrong("target_for", "arch", errors.shown(arch), "sm_90, say", fix))
+    if not isinstance(sm_count, int) or not 1 <= sm_count <= _MOST_MULTIPROCESSORS:
+        got, want = errors.shown(sm_count), f"an int of 1 to {_MOST_MULTIPROCESSORS}"
+        fix = "An H200 has 132."
+        raise ValueError(errors.wrong("target_for", "sm_count", got, want, fix))
     shared_bytes, threads_per_sm = _LIMITS.get(arch, _LEAST_LIMITS)
     return Target(arch, sm_count, shared_bytes, threads_per_sm)
 
 
 @contextlib.contextmanager
 def use_target(target: Target) -> Iterator[None]:
-    """Lowers for `target` instead of this machine's GPU: for cross-compilation and tests."""
+    """Lowers for `target` instead of this machine's GPU: for cross-compilation and tests.
+
+    Raises: TypeError for what is no Target.
+    """
+    if not isinstance(target, Target):
+        got, fix = errors.shown(target), 'Pass target_for("sm_90", 132), say.'
+        raise TypeError(errors.wrong("use_target", "target", got, "a Target", fix))
     with _override(target):
         yield
 

@@ -42,12 +42,26 @@ def _array(op: str, name: str, value: Any) -> jax.Array:
         raise TypeError(
             wrong(op, name, f"a {type(value).__name__}", "an array", "Convert it with jnp.asarray.")
         )
-    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    array = of_numpy(op, name, value, " | ".join(FLOATS))
     if array.dtype.name not in FLOATS:
         raise TypeError(
             wrong(op, name, f"of dtype {array.dtype}", " | ".join(FLOATS), f"Cast {name} first.")
         )
     return array
+
+
+def of_numpy(op: str, name: str, value: Any, want: str) -> jax.Array:
+    """An array of JAX's or of NumPy's as one of JAX's, which has not all of NumPy's."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        fix = f"Pass {name}.filled(...), and a mask where the op takes one."
+        raise TypeError(wrong(op, name, "a masked array of NumPy's", want, fix))
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        got = f"of NumPy's dtype {value.dtype}"
+        raise TypeError(wrong(op, name, got, want, f"Cast {name} first.")) from error
 
 
 def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
@@ -79,8 +93,12 @@ def promoted(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def one_of(op: str, argument: str, value: Any, allowed: Sequence[Any]) -> None:
     """Refuse a value outside a list."""
-    # Arrays, which have no hash, do not say whether they equal a name.
-    if not isinstance(value, Hashable) or value not in allowed:
+    try:
+        # Arrays, which have no hash, do not say whether they equal a name.
+        known = isinstance(value, Hashable) and value in allowed
+    except Exception:  # whatever a stranger's comparison raises
+        known = False
+    if not known:
         want = " | ".join(repr(a) for a in allowed)
         raise ValueError(wrong(op, argument, shown(value), want, "Choose one of these."))
 

@@ -39,8 +39,8 @@ def layer_norm(
     Statistics in float32: the mean first, then the mean of centred squares. `h` is rounded to the
     dtype of x before it is normalised, so that y is the norm of the `h` that is returned. A mean
     that is large beside the deviations is known to some roundings of its own, and so is y. Sums
-    of a row beyond float32 are infinite, and its y NaN; squares, of deviations above 1.8e19, too,
-    and its y 0.
+    of a row beyond float32 are infinite, and its y NaN; so are sums of squares, of deviations
+    about 1.8e19 / sqrt(columns), and its y 0.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 
@@ -95,8 +95,8 @@ def rms_norm(
         y[r, h] = h[r, h] / sqrt(mean_h(h[r, h]^2) + epsilon) * gamma[h]
 
     Statistics in float32. `h` is rounded to the dtype of x before it is normalised, so that y is
-    the norm of the `h` that is returned. Squares beyond float32, of values above 1.8e19, are
-    infinite, and such rows 0.
+    the norm of the `h` that is returned. Sums of squares beyond float32, of
+    values about 1.8e19 / sqrt(columns), are infinite, and such rows 0.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 

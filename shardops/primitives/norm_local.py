@@ -31,8 +31,13 @@ def _mean(x: jax.Array, axes: Axes) -> jax.Array:
     return jax.lax.pmean(mean, axes) if axes else mean
 
 
-def _scale(gamma: jax.Array, zero_centered: bool) -> jax.Array:
-    return gamma.astype(jnp.float32) + (1.0 if zero_centered else 0.0)
+def _scale(gamma: jax.Array, zero_centered: bool, rank: int) -> jax.Array:
+    """What x̂ is multiplied with, of as many dims: ranks are not promoted, which may be refused."""
+    return _of_rank(rank, gamma) + (1.0 if zero_centered else 0.0)
+
+
+def _of_rank(rank: int, of_columns: jax.Array) -> jax.Array:
+    return jnp.expand_dims(of_columns.astype(jnp.float32), tuple(range(rank - 1)))
 
 
 def _sum(x: jax.Array, add: jax.Array) -> jax.Array:
@@ -69,9 +74,9 @@ def forward_reference(
     mean = _mean(values, axes) if kind == "layer" else None
     centred = values if mean is None else values - mean[..., None]
     rstd = jax.lax.rsqrt(_mean(jnp.square(centred), axes) + epsilon)
-    y = centred * rstd[..., None] * _scale(gamma, zero_centered_gamma)
+    y = centred * rstd[..., None] * _scale(gamma, zero_centered_gamma, x.ndim)
     if shift is not None:
-        y = y + shift.astype(jnp.float32)
+        y = y + _of_rank(x.ndim, shift)
     residual = (h,) if add else ()
     results = _written(y, x.dtype, rest, form, wide)
     return (*results, *residual, *(() if mean is None else (mean,)), rstd)
@@ -128,7 +133,7 @@ def backward_reference(
         wide = wide - next(rest)[..., None]
     rstd = next(rest)[..., None]
     unit = wide * rstd
-    g = dwide * _scale(gamma, zero_centered_gamma)
+    g = dwide * _scale(gamma, zero_centered_gamma, h.ndim)
     if kind == "layer":
         both = _mean(jnp.stack([g, g * unit]), axes)[..., None]
         dx = rstd * (g - both[0] - unit * both[1])

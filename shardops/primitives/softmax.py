@@ -97,7 +97,7 @@ def _mask(value: Any, shape: tuple[int, ...]) -> jax.Array:
     if value.dtype != np.bool_:
         fix = "True masks out: pass `weights == 0`, or add other biases to x."
         raise TypeError(wrong("softmax", "mask", f"of dtype {value.dtype}", "bool", fix))
-    mask = jnp.asarray(value)
+    mask = check.of_numpy("softmax", "mask", value, "a bool array")
     new = len(shape) - mask.ndim
     if new < 0 or any(m not in (1, n) for m, n in zip(mask.shape, shape[new:], strict=True)):
         want = f"a shape that broadcasts to {shape}, that of x"

@@ -115,10 +115,17 @@ def test_directory_that_is_none_is_refused(kernels, tmp_path, action):
 @pytest.mark.parametrize("action", ["list", "clear"])
 def test_cache_that_cannot_be_one_is_told(kernels, caches, tmp_path, action):
     (tmp_path / "file").write_text("")
-    caches(cache_dir=tmp_path / "file")
-    status, _, err = kernels(action)
-    assert status == 2
-    assert err.startswith(f"kernels {action}: [Errno 20] Not a directory: '{tmp_path}/file/")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "kernels").write_text("")
+    for cache, file in (("file", "file"), ("directory", "directory/kernels")):
+        caches(cache_dir=tmp_path / cache)
+        assert kernels(action) == (
+            2,
+            "",
+            f"kernels {action}: SHARDOPS_CACHE_DIR is {tmp_path / cache}, and {tmp_path / file} "
+            "is no directory; expected a directory, or a path where one can be made. Correct it, "
+            "or remove that file.\n",
+        )
 
 
 def test_pack_of_the_environment_that_is_none_is_refused_by_list_alone(kernels, caches, tmp_path):
