@@ -110,7 +110,7 @@ def target_for(arch: str, sm_count: int) -> Target:
       sm_count: multiprocessors.
     Raises: ValueError for what names no GPU.
     """
-    if not isinstance(arch, str) or not re.fullmatch("sm_[0-9]{1,9}[af]?", arch):
+    if not isinstance(arch, str) or not re.fullmatch(r"sm_\w+", arch):
         fix = "Its compute capability without the point follows sm_."
         raise ValueError(errors.wrong("target_for", "arch", errors.shown(arch), "sm_90, say", fix))
     if not isinstance(sm_count, int) or not 1 <= sm_count <= _MOST_MULTIPROCESSORS:
