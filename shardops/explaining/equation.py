@@ -7,6 +7,7 @@ from functools import cached_property
 
 from shardops.errors import shown, wrong
 from shardops.explaining.names import Dims
+from shardops.kernels.arguments import MOST, is_beyond, is_count
 from shardops.placing import placed
 from shardops.primitives.gemm_op import GemmOp
 from shardops.recording import Record
@@ -14,8 +15,6 @@ from shardops.rules.spec import Sizes, Spec, shards
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(_ITEMSIZES)
-_MOST = 2**40  # elements of a dim, or devices
-_MOST_DIGITS = 99  # Python reads no number of some thousand
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,11 @@ def sizes_of(argument: str, text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, _, number = (p.strip() for p in part.partition("="))
-        if not (name and number.isascii() and number.isdecimal() and number.strip("0")):
+        if not (name and is_count(number)):
             raise _refusal(argument, shown(text), "name=size pairs", f"{shown(part)} is none.")
-        if len(number) > _MOST_DIGITS or int(number) > _MOST:
+        if is_beyond(number):
             fix = f"{shown(part)} is more."
-            raise _refusal(argument, shown(text), f"sizes of at most 2^40 = {_MOST}", fix)
+            raise _refusal(argument, shown(text), f"sizes of at most 2^40 = {MOST}", fix)
         if found.get(name, int(number)) != int(number):
             twice = f"{shown(name)} is given {found[name]} and {number}"
             fix = f"{twice}: dims of one name are of one size."

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardops.errors import shown
 
-_MOST = 2**40  # elements of a row, or rows: more than any GPU's memory holds
+MOST = 2**40  # elements of a row, or rows: more than any GPU's memory holds
 
 
 def path(text: str) -> Path:
@@ -59,11 +59,21 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and text.strip("0")):
+    if not is_count(text):
         raise argparse.ArgumentTypeError(f"is {shown(text)}; expected an integer >= 1")
-    if len(text) > 99 or int(text) > _MOST:  # Python reads no number of some thousand digits
-        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected at most 2^40 = {_MOST}")
+    if is_beyond(text):
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; expected at most 2^40 = {MOST}")
     return int(text)
+
+
+def is_count(text: str) -> bool:
+    """Whether text is an integer >= 1, of any length."""
+    return text.isascii() and text.isdecimal() and text.strip("0") != ""
+
+
+def is_beyond(count: str) -> bool:
+    """Whether a count is more than MOST."""
+    return len(count) > 99 or int(count) > MOST  # Python reads no number of some thousand digits
 
 
 def _nonempty(words: Iterable[str], text: str) -> list[str]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardops.errors import shown, wrong
+from shardops.primitives import check
 from shardops.primitives.scaling import FLOATS
 
 
@@ -54,10 +55,7 @@ def dtypes(op: str, dtype: Any, param_dtype: Any = jnp.float32) -> None:
     for argument, value in (("dtype", dtype), ("param_dtype", param_dtype)):
         if value is None and argument == "dtype":
             continue
-        try:
-            name = "None" if value is None else jnp.dtype(value).name
-        except Exception:  # NumPy's message has the repr of the value, which may fail
-            name = shown(value)
+        name = "None" if value is None else check.dtype_name(value)
         if name not in FLOATS:
             fix = "Operands of other dtypes are a recipe's (recipe=)."
             raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), fix))

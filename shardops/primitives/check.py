@@ -64,12 +64,17 @@ def of_numpy(op: str, name: str, value: Any, want: str) -> jax.Array:
         raise TypeError(wrong(op, name, got, want, f"Cast {name} first.")) from error
 
 
+def dtype_name(value: Any) -> str:
+    """The name of a dtype; of what is none, what an error shows."""
+    try:
+        return jnp.dtype(value).name
+    except Exception:  # NumPy's message has the repr of the value, which may fail
+        return shown(value)
+
+
 def float_dtype(op: str, argument: str, value: Any, default: Any) -> str:
     """The name of a supported float dtype."""
-    try:
-        name = jnp.dtype(default if value is None else value).name
-    except Exception:  # NumPy's message has the repr of the value, which may fail
-        name = shown(value)
+    name = dtype_name(default if value is None else value)
     if name not in FLOATS:
         raise TypeError(wrong(op, argument, name, " | ".join(FLOATS), "Cast the result instead."))
     return name

@@ -95,8 +95,8 @@ def rms_norm(
         y[r, h] = h[r, h] / sqrt(mean_h(h[r, h]^2) + epsilon) * gamma[h]
 
     Statistics in float32. `h` is rounded to the dtype of x before it is normalised, so that y is
-    the norm of the `h` that is returned. Sums of squares beyond float32, of
-    values about 1.8e19 / sqrt(columns), are infinite, and such rows 0.
+    the norm of the `h` that is returned. Sums of squares beyond float32, of values
+    about 1.8e19 / sqrt(columns), are infinite, and such rows 0.
     Derivatives of any order in reverse mode; no forward mode (`jax.jvp`, `jacfwd`): of `hessian`
     take `jacrev(jacrev(f))`.
 

@@ -1,5 +1,5 @@
 """`core`: the extension for XLA:CPU, for CUDA's. `caches`: empty caches of kernels of a test.
-`kernels`: the command line."""
+`kernels`: the command line. `nvrtc`: for tests that compile."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from shardops import __main__ as command_line
-from shardops import config
+from shardops import config, errors
 from shardops.kernels import compile, gemm, library
 from tests.kernels import host
 
@@ -22,6 +22,14 @@ def core(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(library, "core", lambda: extension)
     monkeypatch.setattr(gemm, "_query_device", lambda: 0)
     return extension
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    try:
+        compile.nvrtc_version()
+    except errors.KernelUnavailableError as error:
+        pytest.skip(f"{error}")
 
 
 @pytest.fixture

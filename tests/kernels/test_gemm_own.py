@@ -167,12 +167,9 @@ def test_small_launches_keep_within_limits(m, n, k, turns):
     assert small_plan(dataclasses.replace(problem, m=m + 8, k=8)).kernel == launch.kernel
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("turns", TURNS)
 def test_kernels_do_not_spill(turns):
-    try:
-        compile.nvrtc_version()
-    except errors.KernelUnavailableError as error:
-        pytest.skip(f"{error}")
     plans = [
         flat_plan(FlatProblem(8192, 8192, k, dtype, *turns, 8192, 8192), GPU)
         for k, dtype in ((16, "float16"), (32, "bfloat16"), (64, "float16"), (64, "bfloat16"))

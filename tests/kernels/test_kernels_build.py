@@ -69,11 +69,8 @@ def test_lists_of_the_command_line_are_combined():
     assert {passes for *_, passes, _ in of_all} == {("backward",)}
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_build_fills_a_pack_that_list_shows(kernels, tmp_path):
-    try:
-        compile.nvrtc_version()
-    except errors.KernelUnavailableError as error:
-        pytest.skip(f"{error}")
     out = tmp_path / "pack"
     words = ["build", "--arch=sm_80,sm_90", "--op=rms_norm", "--rows-length=64", f"--out={out}"]
     words += ["--dtype=bfloat16", "--forward"]
@@ -96,11 +93,8 @@ def test_build_fills_a_pack_that_list_shows(kernels, tmp_path):
     assert kernels("list", out)[1].count("norm_forward") == 2
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_build_says_what_serves_requests_without_kernels(kernels, tmp_path):
-    try:
-        compile.nvrtc_version()
-    except errors.KernelUnavailableError as error:
-        pytest.skip(f"{error}")
     out = tmp_path / "pack"
     words = ["build", "--arch=sm_80,sm_90", "--op=gemm", f"--out={out}", "--dtype=bfloat16,float32"]
     served = "cuBLASLt makes these products. Kernels are there for contractions of at most 256 "
@@ -163,13 +157,10 @@ def test_pack_that_cannot_be_written_is_refused_before_a_kernel_is_compiled(kern
     )
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_architecture_that_nvrtc_does_not_know_is_refused_before_anything_is_printed(
     kernels, tmp_path
 ):
-    try:
-        compile.nvrtc_version()
-    except errors.KernelUnavailableError as error:
-        pytest.skip(f"{error}")
     words = ["--op=rms_norm", "--rows-length=64", "--dtype=float32", f"--out={tmp_path / 'pack'}"]
     status, out, err = kernels("build", "--arch=sm_90,sm_999", *words)
     assert (status, out) == (2, "")

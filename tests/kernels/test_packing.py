@@ -100,14 +100,6 @@ REQUEST = Request("rms_norm", 64, "bfloat16", options=(("gamma_dtype", "float32"
 
 
 @pytest.fixture(scope="module")
-def nvrtc():
-    try:
-        compile.nvrtc_version()
-    except errors.KernelUnavailableError as error:
-        pytest.skip(f"{error}")
-
-
-@pytest.fixture(scope="module")
 def filled(nvrtc, tmp_path_factory):
     """A pack for REQUEST, its kernels, and their code."""
     directory = compile.pack_directory(tmp_path_factory.mktemp("pack"))
