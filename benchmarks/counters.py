@@ -44,7 +44,7 @@ COUNTERS = {
 }
 STALLS = (
     "long_scoreboard", "short_scoreboard", "wait", "barrier", "math_pipe_throttle", "not_selected",
-    "lg_throttle", "mio_throttle", "branch_resolve", "no_instruction", "sleeping", "membar",
+    "lg_throttle", "mio_throttle", "branch_resolving", "no_instruction", "sleeping", "membar",
 )  # fmt: skip
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 SHOWN_STALLS = 3
