@@ -28,20 +28,25 @@ def explicit_spec(array: jax.Array) -> Spec | None:
 
 def type_spec(array: jax.Array) -> Spec:
     """The spec in the type of `array`."""
-    partition = jax.typeof(array).sharding.spec
+    refuse_deferred(f"shardops: an operand of shape {array.shape}", array)
+    return to_spec(jax.typeof(array).sharding.spec, array.ndim)
+
+
+def refuse_deferred(what: str, array: jax.Array) -> None:
+    """Raise for an array that is still to be summed, or whose gradient would be where none can."""
+    sharding = jax.typeof(array).sharding
+    partition, mesh = sharding.spec, sharding.mesh
     if partition.unreduced:
         raise NotImplementedError(
-            f"shardops: an operand of shape {array.shape} has type {partition}; expected no "
-            "unreduced axes. Sum it first: jax.sharding.reshard to a spec without them."
+            f"{what} has type {partition}; expected no unreduced axes. Sum it first: "
+            "jax.sharding.reshard to a spec without them."
         )
-    mesh = jax.typeof(array).sharding.mesh
     if partition.reduced and {*mesh.axis_names} - {*mesh.explicit_axes}:
         raise NotImplementedError(
-            f"shardops: an operand of shape {array.shape} has type {partition} on {mesh}; "
-            "expected no reduced axes where not all axes are Explicit. JAX has unreduced arrays on "
-            "meshes of Explicit axes alone: make the others Explicit, or reshard the operand."
+            f"{what} has type {partition} on {mesh}; expected no reduced axes where not all axes "
+            "are Explicit. JAX has unreduced arrays on meshes of Explicit axes alone: make the "
+            "others Explicit, or reshard it."
         )
-    return to_spec(partition, array.ndim)
 
 
 def deferred_axes(array: jax.Array) -> Axes:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from shardops.array_type import refuse_deferred
 from shardops.errors import shown, wrong
 from shardops.primitives.check_scaled import scaled
 from shardops.primitives.scaling import FLOATS
@@ -47,6 +48,7 @@ def _array(op: str, name: str, value: Any) -> jax.Array:
         raise TypeError(
             wrong(op, name, f"of dtype {array.dtype}", " | ".join(FLOATS), f"Cast {name} first.")
         )
+    refuse_deferred(f"{op}: {name}, of shape {array.shape},", array)
     return array
 
 
