@@ -177,9 +177,9 @@ def test_unreduced_operands_and_what_comes_after_an_open_sum_are_refused():
             meshes.place(mesh, jnp.ones((16, 8))),
         )
         pending = jax.jit(lambda w: jax.reshard(w, P(unreduced={"dp"})))(w)
-        with pytest.raises(NotImplementedError, match="gemm: rhs, .* expected no unreduced"):
+        with pytest.raises(NotImplementedError, match=r"gemm: rhs, .* expected no unreduced"):
             so.gemm(x, pending)
-        with pytest.raises(NotImplementedError, match="softmax: x, .* expected no unreduced"):
+        with pytest.raises(NotImplementedError, match=r"softmax: x, .* expected no unreduced"):
             so.softmax(pending)
         with pytest.raises(ValueError, match="activation, which come after the sum"):
             so.gemm(x, w, activation="relu", out_sharding=P(unreduced={"tp"}))
