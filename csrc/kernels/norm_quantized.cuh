@@ -48,6 +48,9 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerRow* kRowsPerBlock, MIN_
                    SCALING_PARAMETERS ADD_PARAMETER GIVEN_PARAMETER Y_PARAMETER RESULT_PARAMETERS
                        H_PARAMETER MEAN_PARAMETER float* __restrict__ rstd_out,
                    long long rows, long long rows_of_entry, float epsilon) {
+#if !WRITES
+  let_launches_after_start();
+#endif
   __shared__ Statistics::Buffers buffers;
   Statistics statistics(buffers);
   const long long row = static_cast<long long>(blockIdx.x) * kRowsPerBlock + threadIdx.y;

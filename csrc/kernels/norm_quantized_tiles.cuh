@@ -83,6 +83,9 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
   extern __shared__ __align__(128) unsigned char memory[];
   Buffers& shared = *reinterpret_cast<Buffers*>(memory);
   const Written written = {data, scales, turned, turned_scales, amax};
+#if GIVEN
+  wait_for_launches_before();
+#endif
   start_statistics(shared.statistics);
   constexpr unsigned kAcross = GIVEN ? (kCols + kTileCols - 1) / kTileCols : kCluster;
   const Tile tile(shape, blockIdx.x % kAcross, blockIdx.x / kAcross);

@@ -29,6 +29,13 @@ __device__ __forceinline__ void wait_for_launches_before() {
 #endif
 }
 
+// A launch after this one that starts early may do so once all blocks of this one have come here.
+__device__ __forceinline__ void let_launches_after_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Hides from the compiler where a register's value came from, so that it computes again what was
 // computed from it before. Without this it keeps unpacked copies of packed rows alive across a
 // reduction, which costs twice the registers.

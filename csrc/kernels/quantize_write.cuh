@@ -201,15 +201,24 @@ __device__ __forceinline__ void quantize_tile(Values& values, Again& again, bool
       __syncwarp();
       if (whole && place.col < tile.cols) {
         of_turn = write_words(made, shape, tile, place, written, factor, shared);
+      } else if (place.col < tile.cols) {
+        again.take(turn);
+        of_turn = write_bytes(again, shape, tile, place, written, factor, shared);
       }
-    } else if (whole && place.col < tile.cols) {
-      if constexpr (kScales == kSquare) factor = scale_square(shape, tile, place, written, shared);
-      of_turn = write_words(values, shape, tile, place, written, factor, shared);
-    }
-    if (!whole && place.col < tile.cols) {
-      if constexpr (kScales == kSquare) factor = scale_square(shape, tile, place, written, shared);
-      again.take(turn);
-      of_turn = write_bytes(again, shape, tile, place, written, factor, shared);
+    } else if (place.col < tile.cols) {
+      const auto find_factor = [&] {
+        if constexpr (kScales != kSquare) return factor;
+        return scale_square(shape, tile, place, written, shared);
+      };
+      // Apart from each other, so that neither keeps registers for the other.
+      if (whole) {
+        factor = find_factor();
+        of_turn = write_words(values, shape, tile, place, written, factor, shared);
+      } else {
+        factor = find_factor();
+        again.take(turn);
+        of_turn = write_bytes(again, shape, tile, place, written, factor, shared);
+      }
     }
     largest = larger_magnitude(largest, of_turn);
   }

@@ -3,7 +3,9 @@
 //
 // Warps sum each part of the tile; for LayerNorm they centre a row's part on its own mean, and
 // parts are merged as in reduce.cuh: those of a block first, which are sent to all blocks of the
-// cluster. All merge the same numbers in the same order.
+// cluster. All merge the same numbers in the same order. Of tall tiles such sums would take shared
+// memory that a multiprocessor has another block for: there each block merges a share of the rows
+// and sends their statistics to all.
 #pragma once
 #include "async.cuh"
 #include "halving.cuh"
@@ -19,11 +21,16 @@ struct alignas(8) Sums {
   float squares;
 };
 
+constexpr bool kShares = SHARES;  // each block merges as many rows as the others
+constexpr int kMergedRows = kShares ? kTileRows / kCluster : kTileRows;
+static_assert(kMergedRows * (kShares ? kCluster : 1) == kTileRows, "no row is left");
+
 struct StatisticsBuffers {
   alignas(16) Sums of_parts[kPartsAcross][kTileRows];
-  Sums of_blocks[kCluster][kTileRows];
+  Sums of_blocks[kCluster][kMergedRows];
   alignas(16) float of_rows[kTileRows][2];  // mean, rstd
-  alignas(16) unsigned char sums_are_here[kBarrierBytes];
+  alignas(8) unsigned char sums_are_here[kBarrierBytes];
+  unsigned char rows_are_here[kBarrierBytes];
 };
 
 // Columns from `first` on, `width` at most.
@@ -41,8 +48,9 @@ __device__ __forceinline__ float share_of_columns(int first) {
 }
 
 // Of kParts parts of a row, kWidth columns each, from column `first` on.
-template <int kParts, int kWidth>
-__device__ __forceinline__ Sums merged(const Sums (&parts)[kParts][kTileRows], int row, int first) {
+template <int kWidth, int kParts, int kRowsOfParts>
+__device__ __forceinline__ Sums merged(const Sums (&parts)[kParts][kRowsOfParts], int row,
+                                       int first) {
   Sums all = {0.0f, 0.0f};
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
@@ -112,12 +120,58 @@ __device__ __forceinline__ void start_statistics(StatisticsBuffers& shared) {
   if constexpr (kCluster > 1) {
     if (threadIdx.x == 0) {
       const Shared barrier = shared_address(shared.sums_are_here);
+      const Shared rows_barrier = shared_address(shared.rows_are_here);
       barrier_init(barrier, 1);
+      if (kShares) barrier_init(rows_barrier, 1);
       barriers_visible();
-      barrier_arrive_expecting(barrier, kCluster * kTileRows * sizeof(Sums));
+      barrier_arrive_expecting(barrier, kCluster * kMergedRows * sizeof(Sums));
+      if (kShares) barrier_arrive_expecting(rows_barrier, sizeof(shared.of_rows));
     }
     cluster_arrive();
   }
+}
+
+struct Statistics {
+  float mean;
+  float rstd;
+};
+__device__ __forceinline__ Statistics statistics_of(const Sums& all, float epsilon) {
+  return {mean_of<kCols>(all.sum), inverse_root(all.squares * (1.0f / kCols) + epsilon)};
+}
+
+// The block's sums of a row go to all blocks, which merge them.
+__device__ __forceinline__ void merge_all(int row, const Sums& own, float epsilon,
+                                          StatisticsBuffers& shared) {
+  if constexpr (kCluster == 1) {
+    shared.of_blocks[0][row] = own;
+  } else {
+    const Shared mine = shared_address(&shared.of_blocks[cluster_rank()][row]);
+    const Shared barrier = shared_address(shared.sums_are_here);
+    for (unsigned to = 0; to < kCluster; ++to) {
+      send_to_rank(mine, barrier, to, own.sum, own.squares);
+    }
+    barrier_wait(barrier, 0);
+  }
+  const Statistics found = statistics_of(merged<kTileCols>(shared.of_blocks, row, 0), epsilon);
+  shared.of_rows[row][0] = found.mean;
+  shared.of_rows[row][1] = found.rstd;
+}
+
+// The block's sums of a row go to the one block that merges them; of the rows that this block
+// merges the thread takes one, as many others do, and sends its statistics to one block.
+__device__ __forceinline__ void merge_share(int row, const Sums& own, float epsilon,
+                                            StatisticsBuffers& shared) {
+  const unsigned rank = cluster_rank();
+  const Shared sums_barrier = shared_address(shared.sums_are_here);
+  const Shared rows_barrier = shared_address(shared.rows_are_here);
+  send_to_rank(shared_address(&shared.of_blocks[rank][row % kMergedRows]), sums_barrier,
+               row / kMergedRows, own.sum, own.squares);
+  barrier_wait(sums_barrier, 0);
+  const int taken = row % kMergedRows;
+  const Statistics found = statistics_of(merged<kTileCols>(shared.of_blocks, taken, 0), epsilon);
+  send_to_rank(shared_address(shared.of_rows[rank * kMergedRows + taken]), rows_barrier,
+               row / kMergedRows, found.mean, found.rstd);
+  barrier_wait(rows_barrier, 0);
 }
 
 // Makes shared.of_rows. All threads; a barrier of the block goes before others than the row's
@@ -130,22 +184,11 @@ __device__ __forceinline__ void find_statistics(const KeptRows& kept, const Tile
   __syncthreads();
   if constexpr (kCluster > 1) cluster_wait();
   const int row = static_cast<int>(threadIdx.x);
-  if (row < kTileRows) {
-    const Sums own = merged<kPartsAcross, kPartCols>(shared.of_parts, row, first_col);
-    if constexpr (kCluster == 1) {
-      shared.of_blocks[0][row] = own;
-    } else {
-      const Shared mine = shared_address(&shared.of_blocks[cluster_rank()][row]);
-      const Shared barrier = shared_address(shared.sums_are_here);
-      for (unsigned to = 0; to < kCluster; ++to) {
-        send_to_rank(mine, barrier, to, own.sum, own.squares);
-      }
-      barrier_wait(barrier, 0);
-    }
-  }
-  if (row < kTileRows) {
-    const Sums all = merged<kCluster, kTileCols>(shared.of_blocks, row, 0);
-    shared.of_rows[row][0] = mean_of<kCols>(all.sum);
-    shared.of_rows[row][1] = inverse_root(all.squares * (1.0f / kCols) + epsilon);
+  if (row >= kTileRows) return;
+  const Sums own = merged<kPartCols>(shared.of_parts, row, first_col);
+  if constexpr (kShares) {
+    merge_share(row, own, epsilon, shared);
+  } else {
+    merge_all(row, own, epsilon, shared);
   }
 }

@@ -115,6 +115,8 @@ def quantized_forward_plan(
     if rows is None:
         return None
     main = tiles_launch(replace(norm, add=False), written, geometry)
+    # What sets amax to zero goes between the two.
+    main = replace(main, early=target.early_launches and not written.amax)
     return QuantizedPlan(main, geometry.tile, _rows(alone, rows, 0))
 
 

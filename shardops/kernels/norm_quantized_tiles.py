@@ -1,12 +1,12 @@
 """Launches of the norms that quantise tile by tile: columns, or both layouts, from one read of x.
 
 A cluster of blocks has all columns of a few rows in shared memory, each block a tile of them, until
-their statistics are known. Where that is too much, or a GPU has no clusters, statistics are found
-by a launch before, and x is read again.
+their statistics are known. Where that is too much, blocks of the cluster have nothing to do, or a
+GPU has no clusters, statistics are found by a launch before, and x is read again.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import Kernel, Launch
@@ -33,6 +33,7 @@ class Tiles:
       min_blocks: blocks resident on a multiprocessor.
       once: y stays in registers from the scales of its blocks to the data.
       lines: columns leave by way of shared memory.
+      shares: each block of a cluster merges the sums of a share of the rows, not of all.
     """
 
     tile: Tiling
@@ -40,6 +41,7 @@ class Tiles:
     min_blocks: int
     once: bool = False
     lines: bool = False
+    shares: bool = False
 
 
 def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Target) -> Tiles | None:
@@ -57,15 +59,13 @@ def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Targe
         (layer and written.scales == "row128") or (written.scales == "row32" and (layer or turned))
     )
     both = turned and written.as_rows
-    # As measured, docs/measured.md: lines take shared memory, so blocks.
-    lines = layer and both and written.scales == "row128"
-    # Parts across at most, and turns: first those that leave a multiprocessor more blocks.
-    if lines:
-        sizes = ((2, 1),)
-    elif tall and turned:
-        sizes = ((2, 2),) if layer else ((2, 2), (4, 2))
+    # Parts across at most, and turns: first those that leave a multiprocessor more blocks. As
+    # measured, docs/measured.md.
+    squares = written.scales == "square" and not norm.add
+    if tall and turned:
+        sizes = ((2, 2), (4, 2)) if not layer or (both and squares) else ((2, 2),)
     elif tall:
-        sizes = ((1, 2),) if layer else ((1, 2), (2, 1))
+        sizes = ((1, 2), (2, 2)) if not layer or squares else ((1, 2),)
     elif both and written.scales == "tensor" and norm.cols <= 1024 and norm.cols % 256 == 0:
         sizes = ((4, 1),)
     else:
@@ -77,9 +77,22 @@ def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Targe
         across = round_up(across, 2 if turned else max(1, turns // down))
         if across <= most:
             tile = Tiling(down, across, turned, turns)
-            found = blocks_of(norm, written, tile, cluster, target, once, lines)
-            return found if found.min_blocks else None
+            found = blocks_of(norm, written, tile, cluster, target, once)
+            least = _least_part(norm, found, written.as_rows) if tall and cluster > 1 else 0.0
+            enough = norm.cols >= least * cluster * tile.cols
+            return found if found.min_blocks and enough else None
     return None
+
+
+def _least_part(norm: NormProblem, shape: Tiles, as_rows: bool) -> float:
+    """Of a cluster's columns that rows have to have, as measured: its other blocks are idle."""
+    if norm.kind == "layer" and not norm.add and norm.cols % 8 == 0:
+        return 0.9
+    if shape.cluster <= 8 or norm.cols % 8:
+        return 0.0
+    if not shape.tile.turned:
+        return 0.6
+    return 0.8 if as_rows or shape.tile.across == 2 else 0.9
 
 
 def tiles_after_statistics(norm: NormProblem, written: QuantizeProblem, target: Target) -> Tiles:
@@ -97,27 +110,44 @@ def blocks_of(
     once: bool = False,
     lines: bool = False,
 ) -> Tiles:
-    """As many blocks a multiprocessor as registers and shared memory allow."""
+    """As many blocks a multiprocessor as registers and shared memory allow.
+
+    All sums of a tall tile would take the room of one, which a residual makes no use of in tiles of
+    256 columns.
+    """
+    shares = cluster > 1 and tile.rows >= 128 and not (norm.add and tile.turned and tile.across > 2)
+    shape = Tiles(tile, cluster, 1, once, lines, shares)
     room = target.shared_bytes + BLOCK_RESERVE
-    shared = _shared_bytes(norm, written, tile, max(1, cluster), lines) + BLOCK_RESERVE
-    registers = 128 if once else 80
+    shared = _shared_bytes(norm, written, shape) + BLOCK_RESERVE
+    blocks = min(65536 // _registers(norm, written, shape, target) // tile.threads, room // shared)
+    return replace(shape, min_blocks=blocks)
+
+
+def _registers(norm: NormProblem, written: QuantizeProblem, shape: Tiles, target: Target) -> int:
+    """That a thread takes at most."""
     if target.arch in ("sm_80", "sm_86", "sm_87"):  # which convert to 8 bits by hand
-        registers = 160 if written.block > 1 else 128
-    blocks = min(65536 // registers // tile.threads, room // shared)
-    return Tiles(tile, cluster, blocks, once, lines)
+        return 160 if written.block > 1 else 128
+    if target.arch not in ("sm_89", "sm_90") and shape.shares:  # whose ptxas takes more
+        return 112
+    # Blocks of 128 both ways would do with as few, and were slower.
+    few = written.scales == "square" or (written.scales == "row128" and not written.as_rows)
+    if few and shape.cluster == 0 and norm.kind == "rms" and shape.tile.turned:
+        return 64
+    return 128 if shape.once else 80
 
 
 def tiles_launch(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> Launch:
     """Plans the launch for a problem whose groups are joined."""
     tile = shape.tile
     chunks = shape.cluster or -(-norm.cols // tile.cols)
-    shared = _shared_bytes(norm, written, tile, max(1, shape.cluster), shape.lines)
+    shared = _shared_bytes(norm, written, shape)
     constants = (
         *(constant for constant in constants_of(norm, 8) if constant[0] != "VECTOR"),
         *written_constants(written),
         *tile.constants,
         ("LINES", int(shape.lines)),
         ("CLUSTER", max(1, shape.cluster)),
+        ("SHARES", int(shape.shares)),
         ("GIVEN", int(shape.cluster == 0)),
         ("ONCE", int(shape.once)),
         ("SHARED_BYTES", shared),
@@ -133,13 +163,13 @@ def tiles_launch(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> L
     )
 
 
-def _shared_bytes(
-    norm: NormProblem, written: QuantizeProblem, tile: Tiling, cluster: int, lines: bool
-) -> int:
+def _shared_bytes(norm: NormProblem, written: QuantizeProblem, shape: Tiles) -> int:
     """Of `Buffers` in csrc/kernels/norm_quantized_tiles.cuh."""
+    tile, cluster = shape.tile, max(1, shape.cluster)
     parameters = [TYPE_BYTES[of] for of in (norm.gamma, norm.beta) if of is not None]
     kept = tile.cols * (tile.rows * TYPE_BYTES[norm.x] + sum(parameters))
-    statistics = 8 * tile.rows * (tile.across + cluster + 1)
+    merged = tile.rows // cluster if shape.shares else tile.rows
+    statistics = 8 * (tile.rows * (tile.across + 1) + merged * cluster)
     barrier = 16
     blocks = written.scales in ("row128", "row32")
     row_blocks = tile.cols // written.block if written.as_rows and blocks else 1
@@ -149,6 +179,6 @@ def _shared_bytes(
         4 * row_blocks * (tile.rows if written.as_rows and blocks else 4),
         4 * column_blocks * (tile.cols if written.as_columns and blocks else 4),
         4 * squares,
-        tile.rows * tile.cols if lines else 16,
+        tile.rows * tile.cols if shape.lines else 16,
     )
     return kept + round_up(statistics, 16) + barrier + sum(round_up(part, 16) for part in scales)

@@ -197,6 +197,8 @@ TILES = {
 
 ONCE = ("both, cluster", "rows")  # y stays in registers
 LINES = ("blocks of several warps", "statistics first")  # columns leave by way of shared memory
+# Blocks of a cluster share the work on sums.
+SHARES = ("both, cluster", "blocks of several warps", "squares, rows", "rows")
 
 
 @pytest.mark.parametrize("case", TILES)
@@ -206,7 +208,8 @@ def test_tiles(case, built, rng):
     format = FORMATS[len(case) % 2]
     written = QuantizeProblem(*shape, x, format, scales, *layout, amax=scales == "tensor")
     lines = case in LINES
-    tiles = Tiles(Tiling(*tile, layout[1], turns), cluster, 1, once=case in ONCE, lines=lines)
+    tiling = Tiling(*tile, layout[1], turns)
+    tiles = Tiles(tiling, cluster, 1, case in ONCE, lines, case in SHARES)
     plan = quantized_forward_plan(QuantizedNorm(norm, written), TARGET, tiles)
     assert (plan.statistics is None) == (cluster > 0)
     check(norm, written, plan, built, rng)
