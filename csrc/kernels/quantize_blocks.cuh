@@ -11,11 +11,10 @@
 constexpr bool kRowsInWarp = kHasBlocks && kBlock <= kPartCols;
 constexpr bool kColumnsInWarp = kHasBlocks && kBlock <= kPartRows;
 
-// Largest finite magnitudes of the thread's rows and columns. To look for other numbers at each
-// would cost more than to look again where there is one.
-template <typename Values, typename Again>
-__device__ __forceinline__ void find_magnitudes(const Values& values, const Again& again,
-                                                float (&rows)[kEdge], float (&columns)[kEdge]) {
+// Largest magnitudes of the thread's rows and columns.
+template <typename Values>
+__device__ __forceinline__ void find_largest(const Values& values, float (&rows)[kEdge],
+                                             float (&columns)[kEdge]) {
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {
     float y[kEdge];
@@ -26,6 +25,44 @@ __device__ __forceinline__ void find_magnitudes(const Values& values, const Agai
       if (kColumns && kHasBlocks) columns[j] = larger_magnitude(columns[j], y[j]);
     }
   }
+}
+// The same of 16-bit numbers, two at a time: without their signs their bits are ordered as they
+// are, infinity and NaN above the rest.
+template <typename T>
+__device__ __forceinline__ void find_largest_of_pairs(const Held<T>& held, float (&rows)[kEdge],
+                                                      float (&columns)[kEdge]) {
+  Vector<T, kEdge> of_columns{};
+#pragma unroll
+  for (int i = 0; i < kEdge; ++i) {
+    Vector<T, 2> of_row{};
+#pragma unroll
+    for (int w = 0; w < kEdge / 2; ++w) {
+      const unsigned magnitudes = held.rows[i].words[w] & 0x7fff7fffu;
+      of_row.words[0] = larger_pair(of_row.words[0], magnitudes);
+      of_columns.words[w] = larger_pair(of_columns.words[w], magnitudes);
+    }
+    of_row.words[0] = larger_pair(of_row.words[0], of_row.words[0] << 16);
+    rows[i] = of_row.at(1);
+  }
+#pragma unroll
+  for (int j = 0; j < kEdge; ++j) columns[j] = of_columns.at(j);
+}
+template <typename T>
+__device__ __forceinline__ void find_largest(const Held<T>& held, float (&rows)[kEdge],
+                                             float (&columns)[kEdge]) {
+  if constexpr (kByHalves && sizeof(T) == 2) {
+    find_largest_of_pairs(held, rows, columns);
+  } else {
+    find_largest<Held<T>>(held, rows, columns);
+  }
+}
+
+// Largest finite magnitudes of the thread's rows and columns. To look for other numbers at each
+// would cost more than to look again where there is one.
+template <typename Values, typename Again>
+__device__ __forceinline__ void find_magnitudes(const Values& values, const Again& again,
+                                                float (&rows)[kEdge], float (&columns)[kEdge]) {
+  find_largest(values, rows, columns);
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEdge; ++i) {

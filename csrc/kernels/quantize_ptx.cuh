@@ -15,6 +15,14 @@ __device__ __forceinline__ float larger_magnitude(float magnitude, float value) 
   return larger;
 }
 
+// Two numbers of 16 bits without a sign in a word; the larger of each.
+__device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) { return __vmaxu2(a, b); }
+
+// A line of 128 bytes on its way to the L2 cache.
+__device__ __forceinline__ void fetch_line(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // 1 / value, rounded as a division is.
 __device__ __forceinline__ float reciprocal(float value) {
   float result;

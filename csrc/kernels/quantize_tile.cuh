@@ -28,7 +28,9 @@ constexpr bool kHasBlocks = kScales == kRow128 || kScales == kRow32;
 constexpr int kRowBlocks = kRows && kHasBlocks ? kTileCols / kBlock : 1;
 constexpr int kColumnBlocks = kColumns && kHasBlocks ? kTileRows / kBlock : 1;
 constexpr int kSquares = kScales == kSquare ? kTileCols / kBlock : 1;
-constexpr bool kLines = LINES;  // columns leave by way of shared memory
+constexpr bool kLines = LINES != 0;  // columns leave by way of shared memory
+// For fewer registers: four bytes of a thread's column at a time, magnitudes two at a time.
+constexpr bool kByHalves = LINES == 2;
 static_assert(!kRows || !kHasBlocks || kTileCols % kBlock == 0, "whole blocks of rows");
 static_assert(!kColumns || !kHasBlocks || kTileRows % kBlock == 0, "whole blocks of columns");
 static_assert(!kLines || (kColumns && kTileRows == 128), "a column is a line of the L2 cache");

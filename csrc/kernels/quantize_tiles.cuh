@@ -4,11 +4,13 @@
 //   amax = the largest magnitude of an entry, NaN or infinity where an element is so (AMAX)
 //
 // Layout, threads: quantize_tile.cuh, a tile a block. With REVERSED the last tiles come first: what
-// the pass before read last is in the L2 cache.
+// the pass before read last is in the L2 cache. With AHEAD a block fetches the tile of
+// the block so many places later into the L2 cache: memory has work while blocks wait for scales.
 #include "quantize_parameters.cuh"
 #include "quantize_write.cuh"
 
 using X = ElementOf<X_TYPE>::Type;
+static_assert(AHEAD == 0 || !REVERSED, "later tiles have higher numbers");
 
 // The thread's numbers, read again row by row.
 struct Again {
@@ -24,6 +26,20 @@ struct Again {
     for (int j = 0; j < kEdge; ++j) values[j] = row.at(j);
   }
 };
+
+__device__ __forceinline__ void fetch_ahead(const X* x, const Shape& shape, unsigned index) {
+  const Tile tile(shape, index % shape.tiles_across, index / shape.tiles_across);
+  constexpr int kOfLine = 128 / sizeof(X), kLinesOfRow = kTileCols / kOfLine;
+  static_assert(kTileRows * kLinesOfRow % kTileThreads == 0, "each thread has as many lines");
+#pragma unroll
+  for (int turn = 0; turn < kTileRows * kLinesOfRow / kTileThreads; ++turn) {
+    const int at = threadIdx.x + turn * kTileThreads;
+    const int row = at / kLinesOfRow, col = at % kLinesOfRow * kOfLine;
+    if (row < tile.rows && col < tile.cols) {
+      fetch_line(x + tile.row_at(shape, row) * shape.cols + tile.first_col + col);
+    }
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
     quantize_tiles(const X* __restrict__ x, GIVEN_PARAMETER RESULT_PARAMETERS Shape shape) {
@@ -54,5 +70,6 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, MIN_BLOCKS)
       held.rows[i] = load_first<EVEN, true>(from, tile.cols - place.col, false);
     }
   }
+  if (AHEAD > 0 && whole && blockIdx.x + AHEAD < gridDim.x) fetch_ahead(x, shape, index + AHEAD);
   quantize_tile(held, again, whole, shape, tile, written, entry, shared);
 }

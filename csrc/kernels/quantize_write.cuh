@@ -81,16 +81,22 @@ __device__ __forceinline__ float write_words(const Values& values, const Shape& 
         const unsigned pair = fp8_pair(low, high, Format{});
         unsigned& word = turned[2 * j + i / 4];
         word = i % 4 == 0 ? pair : word | pair << 16;
+        if constexpr (kByHalves) {  // before the rest of the column takes registers
+          if (i % 4 == 2) {
+            unsigned char* to = line_at(shared, place.col + j, place.row) + i / 4 * 4;
+            *reinterpret_cast<unsigned*>(to) = word;
+          }
+        }
       }
     }
   }
-  if constexpr (kLines) {
+  if constexpr (kLines && !kByHalves) {
 #pragma unroll
     for (int j = 0; j < kEdge; ++j) {
       *reinterpret_cast<uint2*>(line_at(shared, place.col + j, place.row)) =
           make_uint2(turned[2 * j], turned[2 * j + 1]);
     }
-  } else if constexpr (kColumns) {
+  } else if constexpr (kColumns && !kLines) {
     unsigned char* to = written.turned +
                         tile.column_at(shape, shape.cols, tile.first_col + place.col) * shape.rows +
                         tile.first_row + place.row;

@@ -32,6 +32,8 @@ SHAPE = np.dtype(
     ],
     align=True,
 )
+# Blocks; an H200 has 132 multiprocessors, and three blocks on each.
+_AHEAD_BOTH, _AHEAD_COLUMNS = 198, 396
 _MAGNITUDE_THREADS, _MAGNITUDE_BATCH, _MAGNITUDE_VECTOR = 256, 4, 8
 
 
@@ -159,10 +161,11 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
                 ("X_TYPE", TYPE_CODES[problem.x]),
                 *written_constants(problem),
                 *tile.constants,
-                ("LINES", int(_has_lines(problem))),
+                ("LINES", _lines(problem, target)),
                 ("EVEN", int(problem.cols % 8 == 0)),
                 ("REVERSED", int(problem.again)),
                 ("MIN_BLOCKS", _resident(problem, target)),
+                ("AHEAD", _ahead(problem, target)),
             ),
         ),
         (problem.slabs(tile) * -(-problem.cols // tile.cols), 1, 1),
@@ -171,9 +174,29 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
     )
 
 
-def _has_lines(problem: QuantizeProblem) -> bool:
-    """Whether columns leave by way of shared memory, as far as there are registers for it."""
-    return problem.as_columns and not (problem.as_rows and problem.scales in ("row128", "row32"))
+def _lines(problem: QuantizeProblem, target: Target) -> int:
+    """Whether columns leave by way of shared memory, where there are registers; 2: by halves."""
+    if not _has_both_of_blocks(problem):
+        return int(problem.as_columns)
+    return 2 if _fetches_ahead(problem, target) else 0
+
+
+def _ahead(problem: QuantizeProblem, target: Target) -> int:
+    """How many blocks later a tile is that a block fetches into the L2 cache; 0: none."""
+    if not _fetches_ahead(problem, target):
+        return 0
+    if _has_both_of_blocks(problem):
+        return _AHEAD_BOTH
+    return _AHEAD_COLUMNS if problem.scales == "row128" and problem.as_columns else 0
+
+
+def _has_both_of_blocks(problem: QuantizeProblem) -> bool:
+    return problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
+
+
+def _fetches_ahead(problem: QuantizeProblem, target: Target) -> bool:
+    """Where it was found to be faster."""
+    return problem.x != "float32" and target.arch == "sm_90" and not problem.again
 
 
 def _resident(problem: QuantizeProblem, target: Target) -> int:

@@ -14,6 +14,11 @@ inline float larger_magnitude(float magnitude, float value) {
   if (magnitude != magnitude || other != other) return __uint_as_float(0x7fffffffu);
   return magnitude > other ? magnitude : other;
 }
+inline unsigned larger_pair(unsigned a, unsigned b) {
+  const auto larger_half = [](unsigned c, unsigned d) { return c > d ? c : d; };
+  return larger_half(a & 0xffffu, b & 0xffffu) | larger_half(a >> 16, b >> 16) << 16;
+}
+inline void fetch_line(const void*) {}
 inline float reciprocal(float value) { return 1.0f / value; }
 template <typename T>
 void advance(T*& place, long long by) {

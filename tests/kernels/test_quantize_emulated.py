@@ -95,11 +95,19 @@ def test_columns_of_mxfp8_have_scales_by_blocks_unless_products_read_rows(built,
         assert same(np.ascontiguousarray(one), other)
 
 
-def test_lines_that_do_not_lie_on_16_bytes(built, rng):
-    problem = QuantizeProblem(1, 1, 264, 72, "bfloat16", FORMATS[1], "square", as_columns=True)
+@pytest.mark.parametrize(
+    "scales, x, lines",
+    [
+        ("square", "bfloat16", 1),
+        *itertools.product(("row128", "row32"), ("bfloat16", "float16"), [2]),
+    ],
+)
+def test_lines_that_do_not_lie_on_16_bytes(scales, x, lines, built, rng):
+    """At once, and by halves: of both layouts of blocks."""
+    problem = QuantizeProblem(1, 1, 264, 72, x, FORMATS[1], scales, lines == 2, as_columns=True)
     laid = arranged(problem, TARGET)
     plan = quantize_plan(laid, TARGET)
-    assert dict(plan.kernel.constants)["LINES"]
+    assert dict(plan.kernel.constants)["LINES"] == lines
     assert laid.rows % 16 == 8
     values = draw(rng, problem)
     want = wanted(problem, values, np.float32([1]))
