@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.norm_plan import Geometry
-from shardops.kernels.norm_problem import NormProblem, register_limit, rows_to_next_place
+from shardops.kernels.norm_problem import (
+    NormProblem,
+    is_small,
+    register_limit,
+    rows_to_next_place,
+)
 from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_staged import Staged, has_staged_kernels
 from shardops.kernels.target import Target
@@ -115,7 +120,11 @@ def _staged(problem: NormProblem, backward: bool) -> Iterator[Staged]:
         yield from _ragged(backward)
         return
     for threads, group, stages, blocks, store in itertools.product(
-        (128, 256, 512), (1, 2, 4, 8, 16, 32), (3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (False, True)
+        (64, 128, 256, 512),
+        (1, 2, 4, 8, 16, 32),
+        (3, 4, 5, 6, 8),
+        (1, 2, 3, 4, 6, 8),
+        (False, True),
     ):
         yield Staged(threads, group, stages, min_blocks=blocks, store_tiles=store)
     if not backward:
@@ -170,6 +179,7 @@ def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward
         registers = 30 + 40 * g.ragged + each // 2 * problem.sums * g.hold_gamma
     if registers > min(255, 65536 // (g.threads * g.min_blocks)):
         return False
+    small = backward and is_small(problem, target.sm_count)
     chunk = g.chunk(problem)
     vectors = chunk // g.vector(problem)
     used = vectors / (-(-vectors // g.threads_per_row) * g.threads_per_row)
@@ -182,10 +192,13 @@ def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward
             or each < 8
         ):
             return False
-        if (g.cluster > 1 and chunk < 2048) or (chunk > 16384 and backward):
+        least = 1024 if small else 2048
+        if (g.cluster > 1 and chunk < least) or (chunk > 16384 and backward):
             return False
     elif used < 0.6 or each > 64:
         return False
+    if small:  # few blocks, each of which writes partial sums
+        return True
     # Enough bytes on their way for the memory, enough warps to work on them.
     tiles_ahead = max(1, g.stages - 1 - g.store_tiles)
     flight = g.min_blocks * tiles_ahead * loads * g.tile_rows * chunk

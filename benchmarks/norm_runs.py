@@ -31,14 +31,18 @@ def plans_of(
 
 
 class NormRun:
-    """Arrays of a problem, larger than the caches together, and calls that use them."""
+    """Arrays of a problem, and calls that use them.
 
-    def __init__(self, problem: NormProblem, backward: bool, target: Target):
+    Args:
+      part: which of several sets of arrays, for problems so small that caches hold one.
+    """
+
+    def __init__(self, problem: NormProblem, backward: bool, target: Target, part: int = 0):
         self.problem, self.backward = problem, backward
         size, layer = problem.rows * problem.cols, problem.kind == "layer"
 
         def of(role: str, count: int = size, dtype: str = problem.x) -> jax.Array:
-            return numbers(role, count, dtype)
+            return numbers(f"{role}, {part}", count, dtype)
 
         x, gamma = of("x"), of("gamma", problem.cols)
         mean, rstd = (jnp.full(problem.rows, v, jnp.float32) for v in (0.01, 1.0))
@@ -49,7 +53,7 @@ class NormRun:
         pairs = jnp.zeros((in_pairs, target.sm_count, 2), jnp.float32)
         sums_of_parts = of("parts", problem.rows * 3 * -(-problem.cols // LEAST_PART), "float32")
         if backward:
-            rows_of_partials = problem.sums * target.sm_count * MAX_PARTIALS
+            rows_of_partials = problem.sums * min(problem.rows, target.sm_count * MAX_PARTIALS)
             partials = of("partials", rows_of_partials * problem.cols, "float32")
             sums = [of(f"sum {i}", problem.cols, "float32") for i in range(problem.sums)]
             known = [of("dy"), x, gamma, mean if layer else None, rstd]

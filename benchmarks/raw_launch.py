@@ -174,6 +174,7 @@ class Call:
         self._device.call("cuLaunchKernelEx", config, self._function, self._parameters, None)
 
 
+@functools.cache
 def _loaded(device: Device, launch: Launch, cubin: bytes) -> ctypes.c_void_p:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     device.call("cuModuleLoadData", ctypes.byref(module), cubin)

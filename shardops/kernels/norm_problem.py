@@ -6,6 +6,8 @@ from typing import Literal
 
 from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
 
+_SMALL = 64 << 10  # bytes of x, a multiprocessor
+
 
 @dataclass(frozen=True)
 class NormProblem:
@@ -81,6 +83,15 @@ def constants_of(problem: NormProblem, vector: int) -> tuple[tuple[str, int], ..
 def rows_to_next_place(problem: NormProblem) -> int:
     """After so many rows, one starts again at the same place of a word of 16 bytes."""
     return 16 // math.gcd(16, problem.cols * TYPE_BYTES[problem.x])
+
+
+def is_small(problem: NormProblem, sm_count: int) -> bool:
+    """Whether x is 64 KiB a multiprocessor at most.
+
+    Memory would move that in a few microseconds: more of the time goes by until the first rows are
+    there, and with partial sums, of which a launch for many rows writes as many bytes as x has.
+    """
+    return problem.rows * problem.cols * TYPE_BYTES[problem.x] <= sm_count * _SMALL
 
 
 def register_limit(resident_threads: int) -> int:

@@ -44,6 +44,41 @@ def table(caches, tmp_path):
     tuned._table.cache_clear()
 
 
+@pytest.mark.parametrize("key", tuned.read(tuned._SHIPPED / "sm_90-132.json"))
+def test_plans_take_what_the_shipped_table_says(key):
+    op, x_bytes, gamma_bytes, cols, *few = key.split()
+    assert (x_bytes, gamma_bytes) == ("2", "2")
+    kind, direction, *add = op.split(".")
+    of_x = (4 if few else 128) << 20
+    problem = NormProblem(
+        of_x // 2 // int(cols),
+        int(cols),
+        kind,
+        "bfloat16",
+        "bfloat16",
+        "bfloat16" if kind == "layer" else None,
+        add=add == ["add"],
+    )
+    backward = direction == "backward"
+    choose = norm_plan.backward_geometry if backward else norm_plan.forward_geometry
+    assert choose(problem, TARGET) == tuned.lookup(problem, TARGET, direction)
+    assert tuned.lookup(problem, TARGET, direction) == tuned._table("sm_90", 132)[key]
+
+
+def test_shapes_for_few_rows_are_for_as_little_of_x_at_any_length(table):
+    few, many = ({"threads": 128, "threads_per_row": 128, "stages": n} for n in (3, 4))
+    keys = {cols: f"rms.backward 2 4 {cols}" for cols in (520, 4104)}
+    entries = {
+        key + of: shape for key in keys.values() for of, shape in ((" few", few), ("", many))
+    }
+    table.write_text(json.dumps(entries))
+    for cols in keys:
+        most = TARGET.sm_count * (64 << 10) // 2 // cols  # rows
+        for rows, shape in ((1, few), (most, few), (most + 1, many)):
+            problem = NormProblem(rows, cols, "rms", "bfloat16", "float32")
+            assert norm_plan.backward_geometry(problem, TARGET) == Staged(**shape)
+
+
 def test_a_table_of_the_cache_goes_first(table):
     entry = {"threads_per_row": 32, "rows_per_block": 4, "min_blocks": 3}
     table.write_text(json.dumps({KEY: entry}))

@@ -13,7 +13,7 @@ import warnings
 
 from shardops import config
 from shardops.kernels.element_types import TYPE_BYTES
-from shardops.kernels.norm_problem import NormProblem
+from shardops.kernels.norm_problem import NormProblem, is_small
 from shardops.kernels.norm_ragged import Ragged
 from shardops.kernels.norm_registers import Geometry
 from shardops.kernels.norm_staged import Staged
@@ -26,13 +26,12 @@ _SHIPPED = pathlib.Path(__file__).parent
 def keys(problem: NormProblem, target: Target, direction: str) -> tuple[str, ...]:
     """What a shape was measured for, "rms.backward.add 2 2 4096": bytes of x and gamma, columns.
 
-    Before it, for few rows, the same and "few": two a multiprocessor, of which a launch for many
-    would write as many partial sums as there are rows.
+    Before it, backward and for few rows, `is_small`, the same and "few".
     """
     add = ".add" if problem.add else ""
     sizes = f"{TYPE_BYTES[problem.x]} {TYPE_BYTES[problem.gamma]}"
     of_many = f"{problem.kind}.{direction}{add} {sizes} {problem.cols}"
-    few = direction == "backward" and problem.rows <= 2 * target.sm_count
+    few = direction == "backward" and is_small(problem, target.sm_count)
     return (f"{of_many} few", of_many) if few else (of_many,)
 
 
