@@ -139,18 +139,19 @@ def backward_plan(
 
 
 def forward_geometry(problem: NormProblem, target: Target) -> ForwardShape:
-    """Very long rows are shared by all blocks. Others take the shape measured for this GPU, else
-    stream, else are held in registers, else take two launches.
+    """A few very long rows are shared by all blocks. Others take the shape measured for this GPU,
+    else are shared, else stream, else are held in registers, else take two launches.
     """
     shared = norm_resident.resident_choice(problem, target, "forward")
-    if shared is not None:
-        return shared
     if norm_split.few_rows(problem, target):
-        return norm_staged_choice.few_rows_forward(problem, target) or norm_split.forward_split(
-            problem
+        return (
+            shared
+            or norm_staged_choice.few_rows_forward(problem, target)
+            or norm_split.forward_split(problem)
         )
     return (
         _measured(problem, target, "forward")
+        or shared
         or norm_ragged.forward_choice(problem, target)
         or norm_registers.forward_in_clusters(problem, target)
         or norm_staged_choice.forward_choice(problem, target)
@@ -162,13 +163,12 @@ def forward_geometry(problem: NormProblem, target: Target) -> ForwardShape:
 def backward_geometry(problem: NormProblem, target: Target) -> Shape:
     """As for the forward."""
     shared = norm_resident.resident_choice(problem, target, "backward")
-    if shared is not None:
-        return shared
     if norm_split.few_rows(problem, target):
-        return norm_split.backward_split(problem)
+        return shared or norm_split.backward_split(problem)
     measured = _measured(problem, target, "backward")
     return (
         (None if isinstance(measured, Ragged) else measured)
+        or shared
         or norm_staged_choice.backward_choice(problem, target)
         or norm_registers.backward_in_registers(problem, target)
         or norm_split.backward_split(problem)

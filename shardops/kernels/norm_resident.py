@@ -47,11 +47,15 @@ def resident_choice(problem: NormProblem, target: Target, direction: str) -> Res
 
 def _ways(parts: Parts, direction: str) -> tuple[Way, ...]:
     """Backward the sums of columns stay with a worker, so it has few; all workers move them on."""
-    if direction == "backward" and not parts.even:
-        return (Way(2), Way(3))
-    if parts.words <= MANY_WORDS:
+    many = parts.words > MANY_WORDS
+    if direction == "backward" and (many or not parts.even):
+        # Of the longest rows shared memory has a few: one warp that collects was faster than two.
+        collectors = 1 if many else 2
+        ways = (Way(2, 1, collectors), Way(3, 1, collectors), Way(4, 1, collectors))
+        return ways if parts.even else ways[:2]
+    if not many:
         return (Way(2, 4), Way(2, 2), Way(2))
-    return (Way(2), Way(3), Way(4)) if direction == "backward" else (Way(4, 2), Way(2), Way(4))
+    return (Way(4, 2), Way(2), Way(4))
 
 
 def _ways_of_few(parts: Parts, direction: str) -> tuple[Way, ...]:

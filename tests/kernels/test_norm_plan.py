@@ -162,14 +162,27 @@ def test_a_few_rows_too_long_for_a_cluster_fill_the_gpu(target):
             assert launch.resident == (plan.sums is None)
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("cols", [8, 24, 40, 64])
+def test_short_rows_with_a_residual_have_a_word_a_thread(cols, kind):
+    for target in TARGETS:
+        problem = NormProblem(1000, cols, kind, "bfloat16", "bfloat16", None, add=True)
+        across, down, _ = forward_plan(problem, target).main.block
+        assert problem.vectors <= across < 2 * problem.vectors
+        assert across * down == 128
+
+
 @pytest.mark.parametrize("cols", [2**18, 2**20, 2**20 + 1])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_very_long_rows_are_read_once(cols, kind):
     for rows in (8, 64):
         problem = NormProblem(rows, cols, kind, "bfloat16", "bfloat16", None)
         forward, backward = forward_plan(problem, TARGETS[2]), backward_plan(problem, TARGETS[2])
-        # Clusters take few rows of an RMSNorm, which have nothing to be set to zero before.
-        assert forward.main.resident == (rows == 64 or kind == "layer" or cols > 2**18)
+        # Clusters take few rows of an RMSNorm, which have nothing to be set to zero before, and
+        # by the table many rows of 2**18.
+        in_clusters = cols == 2**18 and (rows == 64 or kind == "rms")
+        assert forward.main.resident != in_clusters
+        assert forward.main.cluster == ((8 if rows == 8 else 16) if in_clusters else 1, 1, 1)
         assert backward.main.resident
         for plan in (forward, backward):
             assert plan.sums is None

@@ -1,5 +1,5 @@
 """Launch shapes that were the fastest when measured, by GPU: they go before the heuristic,
-but for rows that all blocks of a launch share.
+but for a few rows so long that all blocks of a launch share each.
 
 A table is a JSON file named by architecture and multiprocessors, "sm_90-132.json": one beside this
 file, and one in SHARDOPS_CACHE_DIR/tuned, as `make tune` writes it, which goes first. A table maps
