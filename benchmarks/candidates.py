@@ -170,7 +170,7 @@ def _ragged(backward: bool) -> Iterator[Staged]:
 
 
 def _worth(g: Staged, problem: NormProblem, target: Target, loads: int, backward: bool) -> bool:
-    if not g.fits(problem, target, loads) or 1 < g.stages < 3 + g.store_tiles:
+    if not g.fits(problem, target, loads) or 1 < g.stages < 3:
         return False
     each = g.per_thread(problem)
     if backward:

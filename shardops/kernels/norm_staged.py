@@ -18,6 +18,8 @@ from shardops.kernels.norm_problem import (
 from shardops.kernels.sizes import round_up
 from shardops.kernels.target import BLOCK_RESERVE, Target
 
+# Stages whose tiles leave from where they are: two worked on, one on its way out, and the next.
+_LEAST_FOR_STORES = 4
 _EXCHANGE_SLOTS = 4
 
 
@@ -118,6 +120,7 @@ class Staged:
             one <= room
             and self.cluster <= target.cluster_blocks
             and (self.stages > 1 or blocks <= MAX_GRID)
+            and (self.stages == 1 or not self.store_tiles or self.stages >= _LEAST_FOR_STORES)
             and one * self.min_blocks <= room
             and self.threads * self.min_blocks <= target.threads_per_sm
             and tiles_in_bulk

@@ -32,8 +32,7 @@ SHAPE = np.dtype(
     ],
     align=True,
 )
-# Blocks; an H200 has 132 multiprocessors, and three blocks on each.
-_AHEAD_BOTH, _AHEAD_COLUMNS = 198, 396
+_AHEAD = 198  # blocks; an H200 has 132 multiprocessors, and three blocks on each
 _MAGNITUDE_THREADS, _MAGNITUDE_BATCH, _MAGNITUDE_VECTOR = 256, 4, 8
 
 
@@ -165,7 +164,7 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
                 ("EVEN", int(problem.cols % 8 == 0)),
                 ("REVERSED", int(problem.again)),
                 ("MIN_BLOCKS", _resident(problem, target)),
-                ("AHEAD", _ahead(problem, target)),
+                ("AHEAD", _AHEAD if _is_crowded(problem, target) else 0),
             ),
         ),
         (problem.slabs(tile) * -(-problem.cols // tile.cols), 1, 1),
@@ -176,27 +175,16 @@ def quantize_plan(problem: QuantizeProblem, target: Target) -> Launch:
 
 def _lines(problem: QuantizeProblem, target: Target) -> int:
     """Whether columns leave by way of shared memory, where there are registers; 2: by halves."""
-    if not _has_both_of_blocks(problem):
-        return int(problem.as_columns)
-    return 2 if _fetches_ahead(problem, target) else 0
+    if _is_crowded(problem, target):
+        return 2
+    both_of_blocks = problem.as_rows and problem.scales in ("row128", "row32")
+    return int(problem.as_columns and not both_of_blocks)
 
 
-def _ahead(problem: QuantizeProblem, target: Target) -> int:
-    """How many blocks later a tile is that a block fetches into the L2 cache; 0: none."""
-    if not _fetches_ahead(problem, target):
-        return 0
-    if _has_both_of_blocks(problem):
-        return _AHEAD_BOTH
-    return _AHEAD_COLUMNS if problem.scales == "row128" and problem.as_columns else 0
-
-
-def _has_both_of_blocks(problem: QuantizeProblem) -> bool:
-    return problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
-
-
-def _fetches_ahead(problem: QuantizeProblem, target: Target) -> bool:
-    """Where it was found to be faster."""
-    return problem.x != "float32" and target.arch == "sm_90" and not problem.again
+def _is_crowded(problem: QuantizeProblem, target: Target) -> bool:
+    """Both layouts of blocks, where fewer registers and tiles fetched ahead were timed."""
+    both = problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
+    return both and problem.x != "float32" and target.arch == "sm_90" and not problem.again
 
 
 def _resident(problem: QuantizeProblem, target: Target) -> int:

@@ -84,7 +84,7 @@ def test_a_table_of_the_cache_goes_first(table):
     table.write_text(json.dumps({KEY: entry}))
     assert norm_plan.forward_geometry(PROBLEM, TARGET) == Geometry(**entry)
     tuned._table.cache_clear()
-    entry = {"threads": 128, "threads_per_row": 32, "stages": 2, "store_tiles": True}
+    entry = {"threads": 128, "threads_per_row": 32, "stages": 4, "store_tiles": True}
     table.write_text(json.dumps({KEY: entry}))
     assert norm_plan.forward_geometry(PROBLEM, TARGET) == Staged(**entry)
 
@@ -106,3 +106,15 @@ def test_a_pipe_in_the_place_of_a_table_does_not_block(table):
     os.mkfifo(table)
     with pytest.warns(RuntimeWarning, match="not a regular file"):
         norm_plan.forward_geometry(PROBLEM, TARGET)
+
+
+@pytest.mark.parametrize("threads_per_row", [32, 128])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_shapes_whose_blocks_could_wait_for_ever_are_passed_over(table, stages, threads_per_row):
+    own = norm_plan.forward_geometry(PROBLEM, TARGET)
+    entry = {"threads": 128, "threads_per_row": threads_per_row, "store_tiles": True}
+    for count in (stages, 4):
+        table.write_text(json.dumps({KEY: entry | {"stages": count}}))
+        tuned._table.cache_clear()
+        found = norm_plan.forward_geometry(PROBLEM, TARGET)
+        assert found == (own if count < 4 else Staged(stages=4, **entry))
