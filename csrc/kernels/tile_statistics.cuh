@@ -157,8 +157,8 @@ __device__ __forceinline__ void merge_all(int row, const Sums& own, float epsilo
   shared.of_rows[row][1] = found.rstd;
 }
 
-// The block's sums of a row go to the one block that merges them; of the rows that this block
-// merges the thread takes one, as many others do, and sends its statistics to one block.
+// The block's sums of a row go to the one block that merges them. kCluster threads then merge the
+// same row of this block's share, and each sends its statistics to one of the blocks.
 __device__ __forceinline__ void merge_share(int row, const Sums& own, float epsilon,
                                             StatisticsBuffers& shared) {
   const unsigned rank = cluster_rank();

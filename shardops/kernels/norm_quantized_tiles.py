@@ -85,7 +85,11 @@ def tiles_in_clusters(norm: NormProblem, written: QuantizeProblem, target: Targe
 
 
 def _least_part(norm: NormProblem, shape: Tiles, as_rows: bool) -> float:
-    """Of a cluster's columns that rows have to have, as measured: its other blocks are idle."""
+    """Of a cluster's columns that rows have to have: its other blocks are idle.
+
+    As measured (docs/measured.md, "Norms that quantise"); two launches of LayerNorm are nearly as
+    fast as one at any size of cluster.
+    """
     if norm.kind == "layer" and not norm.add and norm.cols % 8 == 0:
         return 0.9
     if shape.cluster <= 8 or norm.cols % 8:
@@ -112,8 +116,8 @@ def blocks_of(
 ) -> Tiles:
     """As many blocks a multiprocessor as registers and shared memory allow.
 
-    All sums of a tall tile would take the room of one, which a residual makes no use of in tiles of
-    256 columns.
+    All sums of a tall tile would take the shared memory of one block more. Tiles of 256 columns
+    with a residual are no faster for it.
     """
     shares = cluster > 1 and tile.rows >= 128 and not (norm.add and tile.turned and tile.across > 2)
     shape = Tiles(tile, cluster, 1, once, lines, shares)
@@ -124,12 +128,12 @@ def blocks_of(
 
 
 def _registers(norm: NormProblem, written: QuantizeProblem, shape: Tiles, target: Target) -> int:
-    """That a thread takes at most."""
+    """The most that a thread takes."""
     if target.arch in ("sm_80", "sm_86", "sm_87"):  # which convert to 8 bits by hand
         return 160 if written.block > 1 else 128
     if target.arch not in ("sm_89", "sm_90") and shape.shares:  # whose ptxas takes more
         return 112
-    # Blocks of 128 both ways would do with as few, and were slower.
+    # Both layouts of blocks of 128 would do with few too, and were slower.
     few = written.scales == "square" or (written.scales == "row128" and not written.as_rows)
     if few and shape.cluster == 0 and norm.kind == "rms" and shape.tile.turned:
         return 64

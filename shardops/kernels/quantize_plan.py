@@ -32,7 +32,9 @@ SHAPE = np.dtype(
     ],
     align=True,
 )
-_AHEAD = 198  # blocks; an H200 has 132 multiprocessors, and three blocks on each
+# Blocks: half of those that an H200 runs at once, the best of what was timed. For any number of
+# multiprocessors, as packs are.
+_AHEAD = 198
 _MAGNITUDE_THREADS, _MAGNITUDE_BATCH, _MAGNITUDE_VECTOR = 256, 4, 8
 
 
