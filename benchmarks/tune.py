@@ -7,8 +7,8 @@ All candidates compile first, on all cores. Each then runs back to back over arr
 caches, of a small problem over several sets of them and as a CUDA graph; one whose results are not
 those of the plan's own choice is not counted. Prints a line a problem: the plan's fraction of the
 copy bandwidth of this run, and the best candidate's. With `--limit 0` it times the plan's choices
-alone. `--table` writes those that are 2 % faster than the
-plan's own as a table of shardops/kernels/tuned.
+alone. `--table` writes those that are 2 % faster than the plan's own as a table of
+shardops/kernels/tuned.
 """
 
 import argparse

@@ -51,8 +51,8 @@ def _ways(parts: Parts, direction: str) -> tuple[Way, ...]:
     if direction == "backward" and (many or not parts.even):
         # Of the longest rows shared memory has a few: one warp that collects was faster than two.
         collectors = 1 if many else 2
-        ways = (Way(2, 1, collectors), Way(3, 1, collectors), Way(4, 1, collectors))
-        return ways if parts.even else ways[:2]
+        words = (2, 3, 4) if parts.even else (2, 3)
+        return tuple(Way(each, collectors=collectors) for each in words)
     if not many:
         return (Way(2, 4), Way(2, 2), Way(2))
     return (Way(4, 2), Way(2), Way(4))

@@ -179,14 +179,17 @@ def _lines(problem: QuantizeProblem, target: Target) -> int:
     """Whether columns leave by way of shared memory, where there are registers; 2: by halves."""
     if _is_crowded(problem, target):
         return 2
-    both_of_blocks = problem.as_rows and problem.scales in ("row128", "row32")
-    return int(problem.as_columns and not both_of_blocks)
+    return int(problem.as_columns and not _has_both_of_blocks(problem))
 
 
 def _is_crowded(problem: QuantizeProblem, target: Target) -> bool:
     """Both layouts of blocks, where fewer registers and tiles fetched ahead were timed."""
-    both = problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
-    return both and problem.x != "float32" and target.arch == "sm_90" and not problem.again
+    timed = problem.x != "float32" and target.arch == "sm_90" and not problem.again
+    return timed and _has_both_of_blocks(problem)
+
+
+def _has_both_of_blocks(problem: QuantizeProblem) -> bool:
+    return problem.as_rows and problem.as_columns and problem.scales in ("row128", "row32")
 
 
 def _resident(problem: QuantizeProblem, target: Target) -> int:

@@ -194,5 +194,5 @@ def test_a_few_long_rows_write_fewer_partial_sums_than_there_are_rows(kind):
     few, many = (NormProblem(n, 16384, kind, "bfloat16", "bfloat16") for n in (128, 4096))
     target = TARGETS[2]
     partials = [backward_plan(problem, target).workspace[1] for problem in (few, many)]
-    assert partials[0] < min(few.rows // 2, partials[1])
+    assert partials[0] <= 33 < partials[1]
     check_staged(backward_plan(few, target).main, few, target)
