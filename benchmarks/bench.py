@@ -1,6 +1,7 @@
 """Times the kernels beside XLA's code for the same mathematics and PyTorch's, on this machine.
 
-    python benchmarks/bench.py [--only norms|small|softmax|gemm|overheads] [--json FILE]
+    python benchmarks/bench.py [--only norms|small|softmax|small-softmax|gemm|overheads]
+        [--json FILE]
 
 A time is the time of the op's kernels in a profile of back-to-back calls (kernel_time.py); the gaps
 between kernels and the host's time do not count: they are overheads.py's, printed last.
@@ -35,6 +36,10 @@ NORM_SHAPES = (
 )  # fmt: skip
 SMALL_LENGTHS = (256, 1000, 1024, 2048, 3000, 4096, 8192, 12288, 16384, 20480, 32768, 65536)
 SMALL_NORMS = tuple(((2 << 20) // cols, cols) for cols in SMALL_LENGTHS)  # 4 MiB of x
+SMALL_SOFTMAX = (
+    *(("plain", (1, *at)) for at in SMALL_NORMS),
+    *(("causal", ((2 << 20) // n**2, n, n)) for n in (256, 1024)),
+)
 SOFTMAX_SHAPES = (
     ("plain", (64, 2048, 2048)), ("plain", (128, 1024, 1024)),
     ("causal", (4, 16, 2048, 2048)), ("causal", (8, 16, 1024, 1024)),
@@ -43,7 +48,7 @@ SOFTMAX_SHAPES = (
 GEMM_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 14336, 4096), (8192, 4096, 14336))
 TINY_NORMS, TINY_GEMMS = ((64, 96),), ((64, 96, 32),)
 TINY_SOFTMAX = tuple((kind, (2, 2, 8, 24)) for kind in ("plain", "causal", "masked"))
-SECTIONS = ("norms", "small", "softmax", "gemm", "overheads")
+SECTIONS = ("norms", "small", "softmax", "small-softmax", "gemm", "overheads")
 SETS = 4  # copies of the op, each with its own arrays; of small ones more, past the caches
 SMALL_SETS = 24
 EPSILON = 1e-6
@@ -99,6 +104,11 @@ def main(arguments: Sequence[str]) -> int:
     if "softmax" in wanted:
         found = [row for each in softmaxes for row in softmax_rows(*each, bandwidth, torch_times)]
         facts["softmax"] = print_ops(found)
+    if "small-softmax" in wanted and on_gpu:
+        found = [
+            row for each in SMALL_SOFTMAX for row in softmax_rows(*each, bandwidth, {}, SMALL_SETS)
+        ]
+        facts["small-softmax"] = print_ops(found)
     if "gemm" in wanted:
         shapes = GEMM_SHAPES if on_gpu else TINY_GEMMS
         facts["gemm"] = print_gemms([row for shape in shapes for row in gemm_rows(*shape)])
@@ -166,7 +176,11 @@ def norm_rows(
 
 
 def softmax_rows(
-    kind: str, shape: tuple[int, ...], bandwidth: float, torch_times: dict[str, float]
+    kind: str,
+    shape: tuple[int, ...],
+    bandwidth: float,
+    torch_times: dict[str, float],
+    count: int = SETS,
 ) -> Iterator[Row]:
     """Forward and backward. The mask is one for all heads; its backward is that without a mask."""
     draw = partial(jax.random.normal, shape=shape, dtype=jnp.bfloat16)
@@ -183,7 +197,7 @@ def softmax_rows(
         f"softmax {kind} forward",
         partial(softmax_local.local_forward, kernel=True, **forward),
         partial(softmax_local.forward_reference, **forward),
-        [(draw(jax.random.key(s)), *masks) for s in range(SETS)],
+        [(draw(jax.random.key(s)), *masks) for s in range(count)],
         moved=seen + all_of + sum(mask.size for mask in masks),
     )
     if masks:
@@ -192,7 +206,7 @@ def softmax_rows(
         f"softmax {kind} backward",
         partial(softmax_local.local_backward, kernel=True, **statics),
         partial(softmax_local.backward_reference, **statics),
-        [(draw(jax.random.key(2 * s)), draw(jax.random.key(2 * s + 1))) for s in range(SETS)],
+        [(draw(jax.random.key(2 * s)), draw(jax.random.key(2 * s + 1))) for s in range(count)],
         moved=2 * seen + all_of,
     )
 

@@ -107,9 +107,9 @@ def _backward(dy, y, hide):
 
 
 class RawRun:
-    """A case's arrays on the GPU, in two sets, and launches of them without XLA in between."""
+    """A case's arrays on the GPU, in so many sets, and launches of them without XLA in between."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case, sets: int = 2):
         self.case = case
         self._size = math.prod(case.shape)
         masks = []
@@ -118,15 +118,15 @@ class RawRun:
             masks = [jax.block_until_ready(hidden)]
         self._sets = [
             [*(self._numbers(f"operand {o} of {s}") for o in range(case.operands)), *masks]
-            for s in range(2)
+            for s in range(sets)
         ]
-        self._results = [self._numbers(f"result {s}") for s in range(2)]
+        self._results = [self._numbers(f"result {s}") for s in range(sets)]
 
     def _numbers(self, role: str) -> jax.Array:
         return numbers(role, self._size, self.case.dtype)
 
     def calls(self, device: Device, plan: Plan, cubins: list[bytes]) -> list[Call]:
-        """The launches on the first set, then those on the second."""
+        """The launches on the first set, then those on the next."""
         case = self.case
         if case.direction == "forward":
             params = softmax.forward_params(case.shape, SCALE, case.diagonal, case.digits)

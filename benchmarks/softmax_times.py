@@ -5,9 +5,9 @@
         [--mib 128] [--rows N] [--raw] [--sweep] [--json FILE]
 
 A time is kernel time (kernel_time.py), with --raw, and of a sweep's candidates, that of launches
-back to back, gaps included. floor = the bytes that must move (softmax_runs.py) / the copy bandwidth
-of this run; fraction = floor / time. A sweep compiles first, on all cores, and leaves out what is
-not right.
+back to back, gaps included; where few bytes move, over many sets of arrays and as a CUDA graph.
+floor = the bytes that must move (softmax_runs.py) / the copy bandwidth of this run; fraction =
+floor / time. A sweep compiles first, on all cores, and leaves out what is not right.
 Needs a GPU: without one it lists the launch shapes.
 """
 
@@ -32,6 +32,8 @@ from softmax_runs import KINDS, SCALE, Case, RawRun, shape_of
 KEYS = (16, 24, 33, 64, 127, 128, 256, 512, 768, 1000, 1001, 1024, 1536, 2048, 2880, 3000, 3001)
 KEYS += (3584, 4096, 5120, 6144, 7168, 8192, 12288, 16384, 20480, 32768, 65536, 262144, 1048576)
 SETS = 4
+GRAPH_BYTES = 64 << 20  # that move: of fewer, launches take longer than kernels
+SMALL_SETS = 24  # of arrays, where so few bytes move that caches would hold one
 CLOSE = {2: 1e-2, 4: 1e-5}  # to the largest number of a result, by bytes of an element
 SHOWN = 4  # candidates of a case
 
@@ -117,19 +119,21 @@ def _swept(
     from norm_runs import launched
     from raw_launch import Device, LaunchError
 
-    device, run, entries = Device(), RawRun(case), []
+    small = case.bytes < GRAPH_BYTES
+    sets, rounds = (SMALL_SETS, 1) if small else (2, 4)
+    device, run, entries = Device(), RawRun(case, sets), []
     for geometry in geometries:
         plan = case.plan(target, geometry)
         run.poison(device)
         try:
             calls = run.calls(device, plan, [cubins[launch.kernel] for launch in plan.launches])
-            times = [device.microseconds(launched(calls), 4) for _ in range(3)]
+            times = [device.microseconds(launched(calls), rounds, small) for _ in range(3)]
         except LaunchError as error:  # a cluster that the device has no room for, say
             print(f"{case.direction} {case.shape}: {described(geometry)}: {error}")
             continue
         error = run.error() if len(geometries) > 1 else 0.0
         if error <= CLOSE[TYPE_BYTES[case.dtype]]:
-            entries.append({"geometry": geometry, "us": min(times) / 2})
+            entries.append({"geometry": geometry, "us": min(times) / sets})
         else:
             print(
                 f"{case.direction} {case.kind} {case.shape}: {described(geometry)} wrong: {error}"

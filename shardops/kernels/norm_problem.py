@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
-
-_SMALL = 64 << 10  # bytes of x, a multiprocessor
+from shardops.kernels.sizes import SMALL
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,9 @@ def rows_to_next_place(problem: NormProblem) -> int:
 def is_small(problem: NormProblem, sm_count: int) -> bool:
     """Whether x is 64 KiB a multiprocessor at most.
 
-    Memory would move that in a few microseconds: more of the time goes by until the first rows are
-    there, and with partial sums, of which a launch for many rows writes as many bytes as x has.
+    Of partial sums a launch for many rows would write as many bytes as x has.
     """
-    return problem.rows * problem.cols * TYPE_BYTES[problem.x] <= sm_count * _SMALL
+    return problem.rows * problem.cols * TYPE_BYTES[problem.x] <= sm_count * SMALL
 
 
 def register_limit(resident_threads: int) -> int:

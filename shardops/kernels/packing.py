@@ -114,6 +114,8 @@ def missing(
     elif not pack.is_dir():
         where = no_directory(pack)
         build = "Correct SHARDOPS_KERNEL_PACK, or build"
+    elif (path := pack / f"{compile.key_of(file, name, constants, arch)}.kernel").exists():
+        where = f"its file in the pack, {path}, is damaged or cannot be read"
     else:
         where = f"it is not in the pack {pack}"
     if request is None:

@@ -9,6 +9,7 @@ best was found by `benchmarks/softmax_times.py --sweep` on one H200.
 import math
 
 from shardops.kernels.sizes import BLOCKS_OF_A_ROW, at_most
+from shardops.kernels.softmax_few import few_rows, spread
 from shardops.kernels.softmax_problem import SoftmaxProblem
 from shardops.kernels.softmax_shape import Geometry, clusters, fits, has_clusters
 from shardops.kernels.target import Target
@@ -24,6 +25,7 @@ def forward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
     """
     return (
         _tile(problem, 1)
+        or few_rows(problem, target)
         or _forward_registers(problem, target)
         or _many_words(problem, target)
         or _forward_cluster(problem, target)
@@ -89,6 +91,7 @@ def backward_geometry(problem: SoftmaxProblem, target: Target) -> Geometry:
         resident = 1152 if not causal else 1344 if each == 2 else 1024 if each == 3 else 768
     return (
         _tile(problem, 2)
+        or few_rows(problem, target)
         or _two_blocks(problem, target)
         or _staged_backward(problem, target)
         or _registers(problem, target, each, resident)
@@ -147,7 +150,7 @@ def _registers(
       resident: threads a multiprocessor, whose registers they share, of two blocks at least.
       most_parts: blocks a row, where it is not to leave multiprocessors idle.
     """
-    least_parts = _spread(problem, target, 512)
+    least_parts = spread(problem, target, 512)
     fitting = [
         n
         for n in clusters(target)
@@ -180,7 +183,7 @@ def _in_cluster(
     """Four words a thread, and small blocks, several of which fit on a multiprocessor: while those
     of a row wait for each other, others work.
     """
-    least_parts = _spread(problem, target, 512)
+    least_parts = spread(problem, target, 512)
     for parts in clusters(target)[1:]:
         words = -(-problem.whole_words // parts)
         if parts >= least_parts and words <= 1024:
@@ -219,7 +222,7 @@ def _staged(problem: SoftmaxProblem, target: Target) -> Geometry | None:
     batch = 1 if masked else 4 if problem.even and not problem.causal else 2
     for parts in clusters(target) if has_clusters(target) else ():
         found = _in_shared_memory(problem, target, 1, 512, 2, batch=batch, parts=parts)
-        if found and parts >= _spread(problem, target, 1024):
+        if found and parts >= spread(problem, target, 1024):
             return found
     return None
 
@@ -229,7 +232,7 @@ def _staged_backward(problem: SoftmaxProblem, target: Target) -> Geometry | None
     of which registers would hold fewer, for as many threads do not fit.
     """
     words = problem.words
-    if _spread(problem, target, 512) > 1:  # few rows, each of which takes several blocks
+    if spread(problem, target, 512) > 1:  # few rows, each of which takes several blocks
         return None
     threads = -(-words // 256) * 32
     if problem.causal:
@@ -244,10 +247,10 @@ def _staged_backward(problem: SoftmaxProblem, target: Target) -> Geometry | None
 def _two_blocks(problem: SoftmaxProblem, target: Target) -> Geometry | None:
     """Backward, odd rows of which in shared memory words at the ends cost more than a cluster."""
     words = problem.whole_words
-    spread = _spread(problem, target, 512)
+    parts = spread(problem, target, 512)
     if problem.even or problem.causal or not 2048 < words <= 3072:
         return None
-    if spread > 2 or not has_clusters(target):
+    if parts > 2 or not has_clusters(target):
         return None
     threads = -(-words // 256) * 32
     return Geometry("registers", threads, parts=2, min_blocks=1024 // threads)
@@ -266,15 +269,6 @@ def _in_shared_memory(
     """A row a block, if so many blocks fit on a multiprocessor."""
     shape = Geometry("staged", threads, parts=parts, min_blocks=blocks, batch=batch)
     return shape if has_clusters(target) and fits(shape, problem, target, operands) else None
-
-
-def _spread(problem: SoftmaxProblem, target: Target, least: int) -> int:
-    """The most blocks a row that few rows can have, of so many words each at least."""
-    parts = 1
-    for more in clusters(target)[1:]:
-        if more * problem.rows <= target.sm_count and problem.words >= more * least:
-            parts = more
-    return parts
 
 
 def _resident(problem: SoftmaxProblem, *takes_registers: bool) -> int:

@@ -146,6 +146,25 @@ class TestFilled:
             f"--out {path}; or unset SHARDOPS_NVRTC."
         )
 
+    def test_damaged_kernel_is_told_from_one_that_is_not_there(self, caches, filled, tmp_path):
+        path, kernels = filled
+        pack = shutil.copytree(path, tmp_path / "copy")
+        kernel = kernels[0]
+        key = compile.key_of(kernel.file, kernel.name, kernel.constants, "sm_90")
+        (pack / f"{key}.kernel").write_bytes(b"not a kernel")
+        caches(kernel_pack=pack, nvrtc=False)
+        with (
+            pytest.warns(RuntimeWarning, match="damaged"),
+            pytest.raises(
+                errors.KernelUnavailableError,
+                match=rf"{key}\.kernel, is damaged or cannot be read, and",
+            ),
+        ):
+            code(kernel)
+        list(packing.build(kernels, "sm_90", compile.pack_directory(pack)))  # writes it anew
+        compile.clear_memory()
+        assert code(kernel) == compile.pack_directory(path).read(key)
+
     def test_pack_of_other_sources_is_told(self, caches, filled, monkeypatch):
         path, kernels = filled
         caches(kernel_pack=path, nvrtc=False)

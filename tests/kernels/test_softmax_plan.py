@@ -173,6 +173,18 @@ def test_few_long_rows_are_cut_over_clusters():
     assert plan.launches[0].grid[0] >= TARGETS[0].sm_count
 
 
+def test_few_rows_are_cut_over_small_blocks():
+    """Up to 64 KiB a multiprocessor; of more, and of rows that hide keys, a row has one block."""
+    few, many = (SoftmaxProblem(rows, 16384, "bfloat16") for rows in (128, 1024))
+    hidden = SoftmaxProblem(128, 16384, "bfloat16", causal=True)
+    for plan in (forward_plan, backward_plan):
+        (launch,) = plan(few, TARGETS[2]).launches
+        assert (launch.grid[0], launch.cluster[0], launch.block[0]) == (512, 4, 128)
+        assert plan(hidden, TARGETS[2]).launches[0].cluster[0] == 1
+        assert plan(few, TARGETS[0]).launches[0].cluster[0] == 1  # a GPU without clusters
+    assert forward_plan(many, TARGETS[2]).launches[0].cluster[0] == 1
+
+
 def test_longer_rows_are_shared_by_all_blocks():
     """Unless keys are hidden: then clusters read them twice."""
     for keys in (2**20, 2**20 + 1):
