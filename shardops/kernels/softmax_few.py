@@ -9,24 +9,25 @@ from shardops.kernels.target import Target
 _WORDS = 4  # a thread
 _LEAST = 512  # words of a block
 _MOST = 1024
+_RESIDENT = (768, 640, 512)  # threads a multiprocessor: of odd rows, with a mask, of both fewer
 
 
 def few_rows(problem: SoftmaxProblem, target: Target) -> Geometry | None:
     """Small blocks, as many a row as leave four words a thread: loads begin everywhere at once.
 
-    Of even rows that see all their keys; what others would gain was not measured.
+    Not of causal rows, of which some see a part: what they would gain was not measured.
     """
-    plain = problem.even and not problem.causal and problem.mask == 0
     small = problem.rows * problem.keys * TYPE_BYTES[problem.x] <= target.sm_count * SMALL
-    if not plain or not small or not has_clusters(target):
+    if problem.causal or not small or not has_clusters(target):
         return None
-    words = problem.words
+    words = problem.whole_words
     parts = max((n for n in clusters(target) if words >= n * _LEAST), default=1)
     part = -(-words // parts)
     if parts == 1 or part > _MOST:
         return None
     threads = -(-part // (32 * _WORDS)) * 32
-    return Geometry("registers", threads, parts=parts, min_blocks=768 // threads)
+    crowded = (not problem.even) + (problem.mask > 0)
+    return Geometry("registers", threads, parts=parts, min_blocks=_RESIDENT[crowded] // threads)
 
 
 def spread(problem: SoftmaxProblem, target: Target, least: int) -> int:

@@ -174,7 +174,7 @@ def test_few_long_rows_are_cut_over_clusters():
 
 
 def test_few_rows_are_cut_over_small_blocks():
-    """Up to 64 KiB a multiprocessor; of more, and of rows that hide keys, a row has one block."""
+    """Up to 64 KiB a multiprocessor; of more, and of causal rows, a row has one block."""
     few, many = (SoftmaxProblem(rows, 16384, "bfloat16") for rows in (128, 1024))
     hidden = SoftmaxProblem(128, 16384, "bfloat16", causal=True)
     for plan in (forward_plan, backward_plan):
