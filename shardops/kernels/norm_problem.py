@@ -7,6 +7,10 @@ from typing import Literal
 from shardops.kernels.element_types import TYPE_BYTES, TYPE_CODES
 from shardops.kernels.sizes import SMALL
 
+# Registers of a row that a thread has at most; of more it takes minutes to compile a kernel, which
+# would keep them in local memory.
+MOST_HELD = 128
+
 
 @dataclass(frozen=True)
 class NormProblem:

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import MAX_GRID, Kernel, Launch
-from shardops.kernels.norm_problem import NormProblem, constants_of, rows_to_next_place
+from shardops.kernels.norm_problem import (
+    MOST_HELD,
+    NormProblem,
+    constants_of,
+    rows_to_next_place,
+)
 from shardops.kernels.sizes import round_up
 from shardops.kernels.target import BLOCK_RESERVE, Target
 
@@ -42,6 +47,7 @@ class Ragged:
         one = shared_bytes(problem) + 1024 + BLOCK_RESERVE
         return (
             self.threads_per_row >= 2 * problem.word
+            and problem.cols * TYPE_BYTES[problem.x] <= 4 * MOST_HELD * self.threads_per_row
             and self.min_blocks > 0
             and self.min_blocks * one <= room
             and self.threads * self.min_blocks <= target.threads_per_sm

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardops.kernels.launch import MAX_GRID
-from shardops.kernels.norm_problem import NormProblem, register_limit
+from shardops.kernels.norm_problem import MOST_HELD, NormProblem, register_limit
 from shardops.kernels.sizes import round_up
 from shardops.kernels.target import Target
 
@@ -31,7 +31,13 @@ class Geometry:
         return -(-problem.vectors // self.cluster) * problem.vector
 
     def fits(self, problem: NormProblem, target: Target) -> bool:
-        """Whether each warp owns a part of the row, and the GPU has such clusters."""
+        """Whether each warp owns a part of the row, threads hold it, and such clusters exist."""
+        held = -(-problem.vectors // (self.threads_per_row * self.cluster)) * problem.registers(
+            problem.x
+        )
+        resident = self.threads_per_row * self.rows_per_block * self.min_blocks
+        if held > MOST_HELD or resident > target.threads_per_sm:
+            return False
         of_last = problem.vectors - (self.cluster - 1) * -(-problem.vectors // self.cluster)
         if self.threads_per_row > 32 and of_last <= self.threads_per_row - 32:
             return False

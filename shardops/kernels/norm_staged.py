@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from shardops.kernels.element_types import TYPE_BYTES
 from shardops.kernels.launch import MAX_GRID, Kernel, Launch
 from shardops.kernels.norm_problem import (
+    MOST_HELD,
     NormProblem,
     constants_of,
     register_limit,
@@ -118,6 +119,7 @@ class Staged:
         blocks = -(-problem.rows // self.tile_rows) * self.cluster
         return (
             one <= room
+            and self.per_thread(problem) <= 2 * MOST_HELD
             and self.cluster <= target.cluster_blocks
             and (self.stages > 1 or blocks <= MAX_GRID)
             and (self.stages == 1 or not self.store_tiles or self.stages >= _LEAST_FOR_STORES)

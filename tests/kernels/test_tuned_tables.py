@@ -20,6 +20,7 @@ BAD = {
     "null": "null",
     "a number": "3",
     "no JSON": "{",
+    "lists in lists": "[" * 100_000,
     "an entry that is a number": json.dumps({KEY: 3}),
     "no fields": json.dumps({KEY: {}}),
     "an unknown field": json.dumps({KEY: {"threads_per_row": 64, "new_field": 1}}),
@@ -87,6 +88,27 @@ def test_a_table_of_the_cache_goes_first(table):
     entry = {"threads": 128, "threads_per_row": 32, "stages": 4, "store_tiles": True}
     table.write_text(json.dumps({KEY: entry}))
     assert norm_plan.forward_geometry(PROBLEM, TARGET) == Staged(**entry)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"threads_per_row": 32, "rows_per_block": 2, "min_blocks": 2},
+        {"threads_per_row": 1, "rows_per_block": 32},
+        {"threads_per_row": 1024, "min_blocks": 10**12},
+        {"threads_per_row": 32, "rows_per_block": 4, "turns": 4, "min_blocks": 2},
+        {"threads": 128, "threads_per_row": 32, "stages": 2, "cluster": 2},
+    ],
+    ids=str,
+)
+def test_shapes_that_no_thread_can_hold_are_passed_over(table, entry):
+    """They would compile for minutes."""
+    problem = NormProblem(64, 70_000, "rms", "bfloat16", "bfloat16")
+    own = norm_plan.forward_geometry(problem, TARGET)
+    tuned._table.cache_clear()
+    table.write_text(json.dumps({"rms.forward 2 2 70000": entry}))
+    assert tuned.lookup(problem, TARGET, "forward") is not None
+    assert norm_plan.forward_geometry(problem, TARGET) == own
 
 
 @pytest.mark.parametrize("name", BAD)

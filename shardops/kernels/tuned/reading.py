@@ -18,7 +18,10 @@ def read(path: pathlib.Path) -> dict[str, Geometry | Ragged | Staged]:
 
     Raises: OSError where there is no such file, ValueError where an entry is no launch shape.
     """
-    entries = json.loads(content(path))
+    try:
+        entries = json.loads(content(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
     if not isinstance(entries, dict):
         raise ValueError(f"it is a {type(entries).__name__}, not an object")
     return {key: _shape(key, entry) for key, entry in entries.items()}
